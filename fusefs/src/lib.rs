@@ -1,0 +1,1 @@
+//! The FUSE passthrough file system of Stockade.

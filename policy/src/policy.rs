@@ -1,0 +1,204 @@
+//! The complete policy of one call (contract P2) and its writable roots (contract P6).
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Mode;
+
+/// Where the mode of a resolved policy came from (contract P4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModeSource {
+    /// The deployment default.
+    #[default]
+    Default,
+    /// The session's last `sandbox/mode` event.
+    Session,
+    /// A mode approved for this one call.
+    Approved,
+}
+
+/// What happens when a write meets content that the session hasn't seen (contract O3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Guard {
+    /// Nothing.
+    Off,
+    /// It is recorded.
+    #[default]
+    Audit,
+    /// It is refused.
+    Enforce,
+}
+
+/// How rewritten content reaches its name (contract F5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Publish {
+    /// Old or new content, never a part.
+    #[default]
+    Atomic,
+    /// As the program writes it.
+    Direct,
+}
+
+/// Whether the command sees the host's network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Network {
+    /// The host's network.
+    #[default]
+    Host,
+    /// A network namespace with nothing but loopback.
+    None,
+}
+
+/// What a write to a file with a name outside does (contract F11).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hardlinks {
+    /// The write goes to a fresh inode.
+    #[default]
+    Break,
+    /// The write is refused.
+    Deny,
+    /// The write reaches the shared inode (a gap).
+    Follow,
+}
+
+/// How much of the reading and writing is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObserveLevel {
+    /// One event from open to last close.
+    #[default]
+    Open,
+    /// Each read and write.
+    Full,
+}
+
+/// Everything that confines one call. It travels with the call; nothing that confines keeps a mode elsewhere.
+///
+/// Paths are absolute and canonical; the caller canonicalises, since this crate does no I/O.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// What the call may do to files.
+    pub mode: Mode,
+    /// Where the mode came from.
+    pub source: ModeSource,
+    /// The session's working directory, or the deployment's root.
+    pub root: PathBuf,
+    /// The session, if the call belongs to one.
+    pub session: Option<String>,
+    /// What the operator and the platform add to the root (`/tmp`, `$TMPDIR`, `--writable`).
+    pub extra_roots: Vec<PathBuf>,
+    /// Paths and globs that can't be read.
+    pub deny_read: Vec<String>,
+    /// Paths and globs that can't be written.
+    pub deny_write: Vec<String>,
+    /// Paths and globs whose protection is lifted.
+    pub allow_write: Vec<String>,
+    /// See [`Guard`].
+    pub guard: Guard,
+    /// See [`Publish`].
+    pub publish: Publish,
+    /// See [`Network`].
+    pub network: Network,
+    /// See [`Hardlinks`].
+    pub hardlinks: Hardlinks,
+    /// See [`ObserveLevel`].
+    pub observe: ObserveLevel,
+}
+
+/// A policy that can't be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// A path must be absolute.
+    #[error("path `{}` is not absolute", .0.display())]
+    NotAbsolute(PathBuf),
+    /// A glob can't be parsed.
+    #[error("pattern `{pattern}` is not a glob")]
+    Glob {
+        /// The pattern as it was given.
+        pattern: String,
+        /// Why it can't be parsed.
+        source: globset::Error,
+    },
+}
+
+impl Policy {
+    /// Makes a policy with every other setting at its default.
+    #[must_use]
+    pub fn new(mode: Mode, root: PathBuf) -> Self {
+        Self {
+            mode,
+            source: ModeSource::Default,
+            root,
+            session: None,
+            extra_roots: Vec::new(),
+            deny_read: Vec::new(),
+            deny_write: Vec::new(),
+            allow_write: Vec::new(),
+            guard: Guard::default(),
+            publish: Publish::default(),
+            network: Network::default(),
+            hardlinks: Hardlinks::default(),
+            observe: ObserveLevel::default(),
+        }
+    }
+
+    /// Returns the directories below which files may be changed, folded: the one source for the FUSE rules, the
+    /// bubblewrap arguments and the Landlock rules (contract P6). `read-only` has none; `danger-full-access` has `/`.
+    #[must_use]
+    pub fn writable_roots(&self) -> Vec<PathBuf> {
+        match self.mode {
+            Mode::ReadOnly => Vec::new(),
+            Mode::WorkspaceWrite => {
+                fold_roots(std::iter::once(&self.root).chain(&self.extra_roots))
+            }
+            Mode::DangerFullAccess => vec![PathBuf::from("/")],
+        }
+    }
+}
+
+/// Deduplicates directories and drops those that lie below another one. The order of the first mention is kept.
+pub fn fold_roots<'a>(roots: impl IntoIterator<Item = &'a PathBuf>) -> Vec<PathBuf> {
+    let all: Vec<PathBuf> = roots.into_iter().map(|root| normalise(root)).collect();
+    let mut kept: Vec<PathBuf> = Vec::new();
+    for root in &all {
+        let covered = all.iter().any(|other| other != root && root.starts_with(other));
+        if !covered && !kept.contains(root) {
+            kept.push(root.clone());
+        }
+    }
+    kept
+}
+
+/// Drops `.` and repeated separators; `..` is left alone, since only the file system knows what it means.
+fn normalise(path: &Path) -> PathBuf {
+    path.components().filter(|part| !matches!(part, Component::CurDir)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_and_repeated_roots_are_folded() {
+        let roots =
+            ["/tmp/w", "/tmp", "/home/a", "/home/ab", "/home/a/", "/home/a/b"].map(PathBuf::from);
+        assert_eq!(fold_roots(&roots), ["/tmp", "/home/a", "/home/ab"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn only_workspace_write_has_the_root_and_the_extras() {
+        let mut policy = Policy::new(Mode::ReadOnly, "/w".into());
+        policy.extra_roots = vec!["/tmp".into()];
+        assert!(policy.writable_roots().is_empty());
+        policy.mode = Mode::WorkspaceWrite;
+        assert_eq!(policy.writable_roots(), ["/w", "/tmp"].map(PathBuf::from));
+        policy.mode = Mode::DangerFullAccess;
+        assert_eq!(policy.writable_roots(), [PathBuf::from("/")]);
+    }
+}

@@ -1,0 +1,1 @@
+//! The harness that the suite uses.
