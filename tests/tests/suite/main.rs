@@ -1,0 +1,6 @@
+//! The acceptance suite: the real binary, run by root and by an ordinary user, with an empty environment.
+//!
+//! One module a topic. A test's name is the promise it keeps; the ids in its comment are those of the contract.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod harness;
