@@ -1,1 +1,12 @@
-//! The launcher of Stockade.
+//! The launcher of Stockade: turns a policy and a command into a confined, observed run, and tells the truth about it.
+//!
+//! The library works without the command line; only [`cli`] parses arguments and prints.
+
+pub mod cli;
+pub mod error;
+pub mod namespace;
+pub mod probe;
+pub mod state;
+pub mod sys;
+
+pub use error::{Code, Failure};

@@ -1,0 +1,83 @@
+//! The command line: one file a subcommand. Only this module prints.
+
+mod completions;
+mod doctor;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::error::Failure;
+
+/// Runs programs with their file access confined and recorded.
+#[derive(Debug, Parser)]
+#[command(name = "stockade", version, max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
+}
+
+/// The status of a command that Stockade refused or failed to run.
+pub const FAILED: u8 = 125;
+
+/// Runs the command line and returns the exit status.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing more can be done when the terminal is gone.
+            let _unwritten = error.print();
+            return if error.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS };
+        }
+    };
+    let done = match cli.command {
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => completions::man(&args),
+    };
+    done.unwrap_or_else(|failure| report(&failure))
+}
+
+/// Prints a failure as the contract wants it and returns its exit status.
+fn report(failure: &Failure) -> ExitCode {
+    for line in failure.lines() {
+        complain(&line);
+    }
+    ExitCode::from(FAILED)
+}
+
+/// Prints one line on stderr.
+#[expect(clippy::print_stderr, reason = "the command line's own voice")]
+fn complain(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Prints on stdout; a reader that went away is no error of ours.
+fn show(text: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let _gone = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Returns the whole command line, for completions and the manual page.
+fn definition() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        definition().debug_assert();
+    }
+}
