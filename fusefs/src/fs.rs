@@ -1,0 +1,232 @@
+//! The file system: shared state, the policy's questions, and what is told to the recorder. The operations
+//! themselves are in `ops`, a family a file.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use stockade_observe::{Event, Key, Op, Outcome, Process, Sink, Time};
+use stockade_policy::{ObserveLevel, Policy, Rules, Zone};
+
+use crate::error::{FsError, FsResult};
+use crate::handle::Handles;
+use crate::host::{self, SelfFd, Stat};
+use crate::node::{Node, PendingLookup, Table};
+use crate::owner::Owner;
+use crate::process::Processes;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+/// How long the kernel may believe what it was told.
+#[derive(Clone, Copy, Debug)]
+pub struct Lifetimes {
+    pub entry: Duration,
+    pub attr: Duration,
+    pub negative: Duration,
+}
+
+/// What a lookup answers: a node, its attributes, and the count that goes with it.
+#[derive(Debug)]
+pub struct Entry<'t> {
+    pub pending: PendingLookup<'t>,
+    pub stat: Stat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Data {
+    /// Reads and writes come to us; the kernel caches pages, and may keep those it has.
+    Cached { keep: bool },
+    /// The kernel uses the backing file with this id.
+    Passthrough(u32),
+}
+
+/// What an open answers.
+#[derive(Debug, Clone, Copy)]
+pub struct Opened {
+    pub handle: u64,
+    pub data: Data,
+}
+
+pub struct Fs {
+    pub(crate) table: Table,
+    pub(crate) handles: Handles,
+    pub(crate) self_fd: SelfFd,
+    pub(crate) owner: Owner,
+    pub(crate) lifetimes: Lifetimes,
+    pub(crate) device: Arc<OwnedFd>,
+    pub(crate) passthrough: AtomicBool,
+    pub(crate) observe_full: bool,
+    pub(crate) process_ids: (u32, u32),
+    /// Device number of our own mount, or 0 while it isn't known: never entered (`DESIGN` 5).
+    pub(crate) own_device: AtomicU64,
+    rules: Arc<Rules>,
+    sink: Arc<dyn Sink>,
+    processes: Processes,
+    base: PathBuf,
+    /// Moves on whenever a directory is renamed: zones computed before are void.
+    epoch: AtomicU64,
+}
+
+/// What [`Fs::new`] needs.
+pub struct Parts {
+    pub rules: Arc<Rules>,
+    pub policy: Policy,
+    pub sink: Arc<dyn Sink>,
+    pub source: OwnedFd,
+    pub base: PathBuf,
+    pub owner: Owner,
+    pub device: Arc<OwnedFd>,
+    pub passthrough: bool,
+    pub pins: usize,
+    pub lifetimes: Lifetimes,
+}
+
+impl Fs {
+    pub fn new(parts: Parts) -> FsResult<Self> {
+        let stat = host::stat_fd(parts.source.as_fd())?;
+        let key = host::key_of(parts.source.as_fd(), &stat);
+        Ok(Self {
+            table: Table::new(parts.source, &stat, key, parts.pins),
+            handles: Handles::default(),
+            self_fd: SelfFd::open()?,
+            owner: parts.owner,
+            lifetimes: parts.lifetimes,
+            device: parts.device,
+            passthrough: AtomicBool::new(parts.passthrough),
+            observe_full: parts.policy.observe == ObserveLevel::Full,
+            process_ids: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            own_device: AtomicU64::new(0),
+            rules: parts.rules,
+            sink: parts.sink,
+            processes: Processes::default(),
+            base: parts.base,
+            epoch: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the node with this number.
+    pub(crate) fn node(&self, id: u64) -> FsResult<Arc<Node>> {
+        self.table.get(id)
+    }
+
+    pub(crate) fn path(&self, node: &Arc<Node>) -> PathBuf {
+        node.path(&self.base)
+    }
+
+    pub(crate) fn path_at(&self, parent: &Arc<Node>, name: &OsStr) -> PathBuf {
+        self.path(parent).join(name)
+    }
+
+    /// Returns a node's attributes as they are shown.
+    pub(crate) fn show(&self, mut stat: Stat) -> Stat {
+        self.owner.present(&mut stat);
+        stat
+    }
+
+    /// Finds or makes the node of a host file that was just seen below `parent`.
+    pub(crate) fn entry(
+        &self,
+        parent: &Arc<Node>,
+        dir: BorrowedFd<'_>,
+        name: &CString,
+        stat: Stat,
+    ) -> FsResult<Entry<'_>> {
+        use std::os::unix::ffi::OsStrExt;
+        if stat.dev == self.own_device.load(Ordering::Relaxed) && stat.dev != 0 {
+            return Err(rustix::io::Errno::LOOP.into());
+        }
+        let pending = self.table.lookup(&stat, || host::generation(dir, name));
+        pending.node.add_name(parent, OsStr::from_bytes(name.as_bytes()));
+        Ok(Entry { pending, stat: self.show(stat) })
+    }
+
+    // --- policy -----------------------------------------------------------------------------------------------
+
+    pub(crate) fn zone(&self, node: &Arc<Node>) -> Zone {
+        node.zone(self.epoch.load(Ordering::Acquire), &self.base, |path| self.rules.zone(path))
+    }
+
+    /// Says that paths of known nodes have changed.
+    pub(crate) fn paths_moved(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn may_read(&self, node: &Arc<Node>) -> FsResult<()> {
+        self.zone(node).read.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
+    }
+
+    pub(crate) fn may_write(&self, node: &Arc<Node>) -> FsResult<()> {
+        self.zone(node).write.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
+    }
+
+    /// Asks whether the name at `path` may come, go or change.
+    pub(crate) fn may_change(&self, path: &Path) -> FsResult<()> {
+        self.rules.zone(path).write.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
+    }
+
+    // --- observation ------------------------------------------------------------------------------------------
+
+    pub(crate) fn who(&self, caller: Caller) -> Arc<Process> {
+        self.processes.get(caller.pid, caller.uid)
+    }
+
+    /// Makes an event with nothing but its subject.
+    pub(crate) fn event(who: Arc<Process>, op: Op, path: PathBuf, key: Option<Key>) -> Event {
+        Event {
+            time: Time::now(),
+            process: who,
+            op,
+            path,
+            path2: None,
+            key,
+            outcome: Outcome::Ok,
+            bytes_read: Some(0),
+            bytes_written: Some(0),
+            version_before: None,
+            version_after: None,
+            publication: None,
+            count: 1,
+        }
+    }
+
+    pub(crate) fn record(&self, event: Event) {
+        self.sink.record(event);
+    }
+
+    /// Records how an operation ended, and hands its result on.
+    pub(crate) fn audited<T>(&self, mut event: Event, result: FsResult<T>) -> FsResult<T> {
+        if let Err(error) = &result {
+            event.outcome = outcome(error);
+        }
+        self.record(event);
+        result
+    }
+}
+
+fn outcome(error: &FsError) -> Outcome {
+    let errno = error.errno().raw_os_error();
+    match error {
+        FsError::Denied(denial) => Outcome::Denied { denial: denial.clone(), errno },
+        FsError::Host(_) | FsError::UnknownNode | FsError::UnknownHandle | FsError::Stale => {
+            Outcome::Error { errno }
+        }
+    }
+}
+
+impl std::fmt::Debug for Fs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fs")
+            .field("base", &self.base)
+            .field("nodes", &self.table.len())
+            .finish_non_exhaustive()
+    }
+}

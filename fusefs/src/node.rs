@@ -1,0 +1,534 @@
+//! Nodes: what the kernel knows by number, and what each stands for on the host.
+//!
+//! A node is found by its host identity, so every alias of a file leads to one node (contract F3). Its descriptor (the
+//! pin) is taken when first needed and may be given back under pressure; a node without a pin is reopened from a known
+//! parent and name, and the identity compared.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rustix::fs::FileType;
+use stockade_observe::{Key, Version};
+use stockade_policy::Zone;
+
+use crate::error::{FsError, FsResult};
+use crate::host::{self, Stat};
+
+/// The number of the root in the FUSE protocol.
+pub const ROOT: u64 = 1;
+/// Node numbers from here on stand for files of other devices below the source.
+const OTHER_DEVICE: u64 = 1 << 63;
+/// Node numbers from here to [`OTHER_DEVICE`] stand in for host numbers that are taken.
+const STAND_IN: u64 = 1 << 62;
+
+/// One name of a node.
+#[derive(Clone, Debug)]
+pub struct Name {
+    pub parent: Arc<Node>,
+    pub name: OsString,
+}
+
+/// The names of a node that we have seen, the latest last.
+#[derive(Debug, Default)]
+pub struct Names {
+    live: Vec<Name>,
+    /// The last name it had, kept for events about files that are deleted and still open.
+    last: Option<Name>,
+}
+
+/// More names than this of one file are not remembered; the first seen go first.
+const MAX_NAMES: usize = 64;
+
+/// What the kernel knows by one number.
+#[derive(Debug)]
+pub struct Node {
+    pub id: u64,
+    pub key: Key,
+    /// What the kernel is told as the generation; never changes for this node.
+    pub generation: u64,
+    pub kind: FileType,
+    names: Mutex<Names>,
+    pin: Mutex<Option<Arc<OwnedFd>>>,
+    used: AtomicBool,
+    lookups: AtomicU64,
+    zone: Mutex<Option<(u64, Zone)>>,
+    /// Passthrough registration of a regular file; see `ops/open.rs`.
+    pub backing: Mutex<Backing>,
+    /// The version whose pages the kernel may still cache.
+    pub cached: Mutex<Option<Version>>,
+}
+
+/// A node's registration for kernel passthrough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// Not tried yet.
+    #[default]
+    Unknown,
+    /// Registered under this id.
+    Id(u32),
+    /// Can't be registered; opens are served by us for as long as the node lives.
+    Refused,
+}
+
+impl Node {
+    /// Returns the latest known name, or the last one it had.
+    pub fn name(&self) -> Option<Name> {
+        let names = self.names.lock();
+        names.live.last().or(names.last.as_ref()).cloned()
+    }
+
+    /// Returns every known name.
+    pub fn names(&self) -> Vec<Name> {
+        self.names.lock().live.clone()
+    }
+
+    /// Returns the path at which programs see the node, below `base`.
+    pub fn path(self: &Arc<Self>, base: &Path) -> PathBuf {
+        let mut parts = Vec::new();
+        let mut node = self.clone();
+        while let Some(name) = node.name() {
+            parts.push(name.name);
+            node = name.parent;
+        }
+        let mut path = base.to_path_buf();
+        path.extend(parts.iter().rev());
+        path
+    }
+
+    /// Says that the node is called `name` below `parent`.
+    pub fn add_name(self: &Arc<Self>, parent: &Arc<Self>, name: &OsStr) {
+        if self.id == ROOT {
+            return;
+        }
+        let mut names = self.names.lock();
+        let is_it = |known: &Name| known.parent.id == parent.id && known.name == name;
+        if names.live.last().is_some_and(is_it) {
+            return;
+        }
+        if self.kind == FileType::Directory {
+            names.live.clear();
+        } else {
+            names.live.retain(|known| !is_it(known));
+            if names.live.len() >= MAX_NAMES {
+                names.live.remove(0);
+            }
+        }
+        names.live.push(Name { parent: parent.clone(), name: name.to_os_string() });
+        drop(names);
+        *self.zone.lock() = None;
+    }
+
+    /// Says that the node is no longer called `name` below `parent`.
+    pub fn remove_name(&self, parent: &Self, name: &OsStr) {
+        let mut names = self.names.lock();
+        if let Some(at) =
+            names.live.iter().position(|known| known.parent.id == parent.id && known.name == name)
+        {
+            let gone = names.live.remove(at);
+            if names.live.is_empty() {
+                names.last = Some(gone);
+            }
+        }
+        drop(names);
+        *self.zone.lock() = None;
+    }
+
+    /// Returns the cached zone, or computes it: the refusals of all known names together, so that a denial holds under
+    /// every alias (contract P10).
+    pub fn zone(
+        self: &Arc<Self>,
+        epoch: u64,
+        base: &Path,
+        compute: impl Fn(&Path) -> Zone,
+    ) -> Zone {
+        if let Some((at, zone)) = &*self.zone.lock()
+            && *at == epoch
+        {
+            return zone.clone();
+        }
+        let names = self.names();
+        let mut zone = Zone::default();
+        if names.is_empty() {
+            zone = compute(&self.path(base));
+        }
+        for name in names {
+            let one = compute(&name.parent.path(base).join(&name.name));
+            zone.read = zone.read.or(one.read);
+            zone.write = zone.write.or(one.write);
+        }
+        *self.zone.lock() = Some((epoch, zone.clone()));
+        zone
+    }
+
+    /// Returns the pin if it is held right now.
+    pub fn held_pin(&self) -> Option<Arc<OwnedFd>> {
+        self.used.store(true, Ordering::Relaxed);
+        self.pin.lock().clone()
+    }
+}
+
+/// The nodes the kernel knows.
+#[derive(Debug)]
+pub struct Table {
+    inner: Mutex<Inner>,
+    pins: Pins,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    by_id: HashMap<u64, Arc<Node>>,
+    by_inode: HashMap<(u64, u64), Arc<Node>>,
+    devices: Vec<u64>,
+    stand_ins: u64,
+}
+
+#[derive(Debug)]
+struct Pins {
+    queue: Mutex<VecDeque<Weak<Node>>>,
+    count: AtomicUsize,
+    limit: usize,
+}
+
+/// A lookup that is counted for the kernel; dropping it before it is sent takes the count back (`I4`).
+#[must_use = "dropping this undoes the lookup"]
+#[derive(Debug)]
+pub struct PendingLookup<'t> {
+    table: &'t Table,
+    pub node: Arc<Node>,
+    sent: bool,
+}
+
+impl PendingLookup<'_> {
+    /// Hands the count over to the kernel, which will forget it some day.
+    pub fn sent(mut self) {
+        self.sent = true;
+    }
+}
+
+impl Drop for PendingLookup<'_> {
+    fn drop(&mut self) {
+        if !self.sent {
+            drop(self.table.forget(self.node.id, 1));
+        }
+    }
+}
+
+impl Table {
+    /// Makes a table with its root, which is pinned for good. At most about `limit` other pins are held.
+    pub fn new(source: OwnedFd, stat: &Stat, key: Key, limit: usize) -> Self {
+        let root = Arc::new(Node::new(ROOT, key, FileType::Directory, 0, Some(source)));
+        let mut inner = Inner::default();
+        inner.devices.push(stat.dev);
+        inner.by_id.insert(ROOT, root.clone());
+        inner.by_inode.insert((stat.dev, stat.ino), root);
+        Self {
+            inner: Mutex::new(inner),
+            pins: Pins { queue: Mutex::default(), count: AtomicUsize::new(0), limit },
+        }
+    }
+
+    /// Returns the node with this number.
+    pub fn get(&self, id: u64) -> FsResult<Arc<Node>> {
+        self.inner.lock().by_id.get(&id).cloned().ok_or(FsError::UnknownNode)
+    }
+
+    /// Returns how many nodes are known.
+    pub fn len(&self) -> usize {
+        self.inner.lock().by_id.len()
+    }
+
+    /// Finds or makes the node of a host file and counts one lookup. `generation` is asked only when it is needed:
+    /// when the file is new here, or when the node that we know isn't pinned.
+    pub fn lookup(&self, stat: &Stat, generation: impl FnOnce() -> u64) -> PendingLookup<'_> {
+        if let Some(node) = self.known(stat, None) {
+            return self.pending(node);
+        }
+        let generation = generation();
+        if let Some(node) = self.known(stat, Some(generation)) {
+            return self.pending(node);
+        }
+        let mut inner = self.inner.lock();
+        let key = Key { dev: stat.dev, ino: stat.ino, generation };
+        if let Some(node) = inner.by_inode.get(&(stat.dev, stat.ino))
+            && node.key == key
+        {
+            node.lookups.fetch_add(1, Ordering::Relaxed);
+            return PendingLookup { table: self, node: node.clone(), sent: false };
+        }
+        let id = inner.number(stat);
+        let node = Arc::new(Node::new(id, key, stat.file_type(), generation, None));
+        node.lookups.store(1, Ordering::Relaxed);
+        inner.by_id.insert(id, node.clone());
+        inner.by_inode.insert((stat.dev, stat.ino), node.clone());
+        PendingLookup { table: self, node, sent: false }
+    }
+
+    /// Returns the known node of a host file, and counts a lookup. A pinned node needs no generation: its number can't
+    /// have been reused (`I2`).
+    fn known(&self, stat: &Stat, generation: Option<u64>) -> Option<Arc<Node>> {
+        let inner = self.inner.lock();
+        let node = inner.by_inode.get(&(stat.dev, stat.ino))?;
+        let same = match generation {
+            Some(generation) => node.key.generation == generation,
+            None => node.pin.lock().is_some(),
+        };
+        if !same || node.kind != stat.file_type() {
+            return None;
+        }
+        node.lookups.fetch_add(1, Ordering::Relaxed);
+        Some(node.clone())
+    }
+
+    /// Returns the node of a host file if it is known, without counting.
+    pub fn peek(&self, stat: &Stat) -> Option<Arc<Node>> {
+        self.inner.lock().by_inode.get(&(stat.dev, stat.ino)).cloned()
+    }
+
+    fn pending(&self, node: Arc<Node>) -> PendingLookup<'_> {
+        PendingLookup { table: self, node, sent: false }
+    }
+
+    /// Takes `count` lookups back, and returns the node if that was the last of them.
+    pub fn forget(&self, id: u64, count: u64) -> Option<Arc<Node>> {
+        if id == ROOT {
+            return None;
+        }
+        let mut inner = self.inner.lock();
+        let node = inner.by_id.get(&id)?.clone();
+        let left = node.lookups.load(Ordering::Relaxed).saturating_sub(count);
+        node.lookups.store(left, Ordering::Relaxed);
+        if left > 0 {
+            return None;
+        }
+        inner.by_id.remove(&id);
+        let place = (node.key.dev, node.key.ino);
+        if inner.by_inode.get(&place).is_some_and(|known| known.id == id) {
+            inner.by_inode.remove(&place);
+        }
+        drop(inner);
+        if node.pin.lock().take().is_some() {
+            self.pins.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        Some(node)
+    }
+
+    /// Returns a descriptor of the node, reopening it from a known name if need be.
+    ///
+    /// # Errors
+    /// `Stale` if no known name leads to the node any more.
+    pub fn pin(&self, node: &Arc<Node>) -> FsResult<Arc<OwnedFd>> {
+        if let Some(pin) = node.held_pin() {
+            return Ok(pin);
+        }
+        // Ancestors first, from the nearest that is pinned, without recursion: trees can be deeper than the stack.
+        let mut missing = vec![node.clone()];
+        loop {
+            let Some(name) = missing.last().and_then(|child| child.name()) else {
+                return Err(FsError::Stale);
+            };
+            if name.parent.held_pin().is_some() {
+                break;
+            }
+            missing.push(name.parent);
+        }
+        let mut pin = Err(FsError::Stale);
+        for child in missing.iter().rev() {
+            pin = self.reopen(child);
+            if pin.is_err() {
+                break;
+            }
+        }
+        pin
+    }
+
+    fn reopen(&self, node: &Arc<Node>) -> FsResult<Arc<OwnedFd>> {
+        let mut failure = FsError::Stale;
+        for name in node.names().iter().rev() {
+            let Some(parent) = name.parent.held_pin() else { continue };
+            match open_as(node, &parent, &name.name) {
+                Ok(fd) => return Ok(self.adopt(node, fd)),
+                Err(error) => failure = host::vanished(error),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Keeps `fd` as the node's pin, unless it has one by now.
+    pub fn adopt(&self, node: &Arc<Node>, fd: OwnedFd) -> Arc<OwnedFd> {
+        let mut slot = node.pin.lock();
+        if let Some(pin) = &*slot {
+            return pin.clone();
+        }
+        let pin = Arc::new(fd);
+        *slot = Some(pin.clone());
+        drop(slot);
+        self.pins.count.fetch_add(1, Ordering::Relaxed);
+        self.pins.queue.lock().push_back(Arc::downgrade(node));
+        self.evict();
+        pin
+    }
+
+    /// Gives pins back while more than the limit are held: the oldest that nobody used lately and nobody holds.
+    fn evict(&self) {
+        let mut looks = 64;
+        while self.pins.count.load(Ordering::Relaxed) > self.pins.limit && looks > 0 {
+            looks -= 1;
+            let Some(weak) = self.pins.queue.lock().pop_front() else { return };
+            let Some(node) = weak.upgrade() else { continue };
+            let mut slot = node.pin.lock();
+            let Some(pin) = &*slot else { continue };
+            let busy = Arc::strong_count(pin) > 1 || node.used.swap(false, Ordering::Relaxed);
+            let nameless = node.names.lock().live.is_empty();
+            if busy || nameless {
+                drop(slot);
+                self.pins.queue.lock().push_back(weak);
+            } else {
+                *slot = None;
+                self.pins.count.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn open_as(node: &Node, parent: &OwnedFd, name: &OsStr) -> FsResult<OwnedFd> {
+    let name = host::component(name)?;
+    let fd = host::pin_at(parent.as_fd(), &name)?;
+    let stat = host::stat_fd(fd.as_fd())?;
+    let same = (stat.dev, stat.ino) == (node.key.dev, node.key.ino)
+        && stat.file_type() == node.kind
+        && host::generation(fd.as_fd(), &CString::default()) == node.key.generation;
+    if same { Ok(fd) } else { Err(FsError::Stale) }
+}
+
+impl Inner {
+    /// Chooses a number: the host's own on the source's device, where it is free.
+    fn number(&mut self, stat: &Stat) -> u64 {
+        let device = self.devices.iter().position(|dev| *dev == stat.dev).unwrap_or_else(|| {
+            self.devices.push(stat.dev);
+            self.devices.len() - 1
+        });
+        let wanted = if device == 0 {
+            stat.ino
+        } else {
+            OTHER_DEVICE | ((device as u64 & 0x7fff) << 48) | (stat.ino & 0xffff_ffff_ffff)
+        };
+        let usable = wanted > ROOT && (device != 0 || wanted < STAND_IN);
+        if usable && !self.by_id.contains_key(&wanted) {
+            return wanted;
+        }
+        loop {
+            self.stand_ins += 1;
+            let id = STAND_IN | self.stand_ins;
+            if !self.by_id.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+}
+
+impl Node {
+    fn new(id: u64, key: Key, kind: FileType, generation: u64, pin: Option<OwnedFd>) -> Self {
+        Self {
+            id,
+            key,
+            generation,
+            kind,
+            names: Mutex::default(),
+            pin: Mutex::new(pin.map(Arc::new)),
+            used: AtomicBool::new(false),
+            lookups: AtomicU64::new(0),
+            zone: Mutex::new(None),
+            backing: Mutex::new(Backing::Unknown),
+            cached: Mutex::new(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, Mode, OFlags};
+
+    fn table(dir: &Path, limit: usize) -> Table {
+        let fd =
+            rustix::fs::openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let stat = host::stat_fd(fd.as_fd()).unwrap();
+        let key = host::key_of(fd.as_fd(), &stat);
+        Table::new(fd, &stat, key, limit)
+    }
+
+    fn look<'t>(table: &'t Table, parent: &Arc<Node>, name: &str) -> PendingLookup<'t> {
+        let pin = table.pin(parent).unwrap();
+        let c = host::component(OsStr::new(name)).unwrap();
+        let stat = host::stat_at(pin.as_fd(), &c).unwrap();
+        let pending = table.lookup(&stat, || host::generation(pin.as_fd(), &c));
+        pending.node.add_name(parent, OsStr::new(name));
+        pending
+    }
+
+    #[test]
+    fn a_lookup_that_is_not_sent_is_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), "").unwrap();
+        let table = table(dir.path(), 10);
+        let root = table.get(ROOT).unwrap();
+        drop(look(&table, &root, "a"));
+        assert_eq!(table.len(), 1);
+        look(&table, &root, "a").sent();
+        look(&table, &root, "a").sent();
+        assert_eq!(table.len(), 2);
+        let id = look(&table, &root, "a").node.id;
+        assert!(table.forget(id, 1).is_none());
+        assert!(table.forget(id, 1).is_some());
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn pins_are_given_back_and_reopened_by_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = table(dir.path(), 4);
+        let root = table.get(ROOT).unwrap();
+        let mut nodes = Vec::new();
+        for number in 0..40 {
+            let name = format!("d{number}");
+            std::fs::create_dir(dir.path().join(&name)).unwrap();
+            let pending = look(&table, &root, &name);
+            table.pin(&pending.node).unwrap();
+            nodes.push(pending.node.clone());
+            pending.sent();
+        }
+        let held = nodes.iter().filter(|node| node.pin.lock().is_some()).count();
+        assert!(held <= 8, "{held} pins held");
+        for node in &nodes {
+            table.pin(node).unwrap();
+        }
+        let victim = nodes.iter().find(|node| node.pin.lock().is_none()).unwrap();
+        let path = victim.path(dir.path());
+        std::fs::rename(&path, dir.path().join("old")).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(table.pin(victim), Err(FsError::Stale)));
+    }
+
+    #[test]
+    fn a_reused_inode_number_is_another_node() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), "").unwrap();
+        let table = table(dir.path(), 10);
+        let root = table.get(ROOT).unwrap();
+        let first = look(&table, &root, "a");
+        let stat = Stat {
+            dev: first.node.key.dev,
+            ino: first.node.key.ino,
+            mode: 0o100_644,
+            ..Stat::default()
+        };
+        let second = table.lookup(&stat, || first.node.key.generation ^ 1);
+        assert_ne!(second.node.id, first.node.id);
+        assert!(second.node.id >= STAND_IN);
+    }
+}

@@ -1,0 +1,133 @@
+//! Attributes.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use stockade_observe::Op;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Caller, Fs};
+use crate::host::{self, Stamp, Stat};
+use crate::ops::thread::keeping_set_id;
+
+/// A time that is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    Now,
+    At(Stamp),
+}
+
+/// What `setattr` changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<When>,
+    pub mtime: Option<When>,
+}
+
+impl Fs {
+    /// Returns the attributes of a node as the host has them now.
+    pub fn getattr(&self, id: u64, handle: Option<u64>) -> FsResult<Stat> {
+        let stat = match handle.and_then(|number| self.handles.file(number).ok()) {
+            Some(file) if file.fd.get().is_some() => match file.fd.get() {
+                Some(fd) => host::stat_fd(fd.as_fd())?,
+                None => return Err(FsError::UnknownHandle),
+            },
+            _ => self.stat(id)?,
+        };
+        Ok(self.show(stat))
+    }
+
+    fn stat(&self, id: u64) -> FsResult<Stat> {
+        let node = self.node(id)?;
+        if let Some(pin) = node.held_pin() {
+            return host::stat_fd(pin.as_fd());
+        }
+        // No pin yet: one stat by name is enough if it finds the same file; else the long way, which proves it.
+        if let Some(name) = node.name()
+            && let Some(parent) = name.parent.held_pin()
+            && let Ok(stat) = host::stat_at(parent.as_fd(), &host::component(&name.name)?)
+            && (stat.dev, stat.ino) == (node.key.dev, node.key.ino)
+            && stat.file_type() == node.kind
+        {
+            return Ok(stat);
+        }
+        host::stat_fd(self.table.pin(&node)?.as_fd())
+    }
+
+    /// Changes attributes; answers the new ones.
+    pub fn setattr(
+        &self,
+        caller: Caller,
+        id: u64,
+        handle: Option<u64>,
+        change: Change,
+    ) -> FsResult<Stat> {
+        let node = self.node(id)?;
+        let pin = self.table.pin(&node)?;
+        let path = self.path(&node);
+        let who = self.who(caller);
+        let before = host::stat_fd(pin.as_fd())?;
+        let allowed = self.may_write(&node);
+        let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
+            let mut event = Self::event(who.clone(), op, path.clone(), Some(node.key));
+            event.version_before = Some(before.version());
+            let result = allowed.clone().and_then(|()| act());
+            event.version_after = host::stat_fd(pin.as_fd()).ok().map(|stat| stat.version());
+            self.audited(event, result)
+        };
+        if let Some(mode) = change.mode {
+            step(Op::Chmod, &|| keeping_set_id(|| self.self_fd.chmod(pin.as_fd(), mode)))?;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
+            step(Op::Chown, &|| {
+                Ok(rustix::fs::chownat(&*pin, c"", uid, gid, AtFlags::EMPTY_PATH)?)
+            })?;
+        }
+        if let Some(size) = change.size {
+            step(Op::Truncate, &|| self.truncate(&node, handle, size))?;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            let times = stamps(change);
+            step(Op::Utimes, &|| {
+                Ok(rustix::fs::utimensat(&*pin, c"", &times, AtFlags::EMPTY_PATH)?)
+            })?;
+        }
+        Ok(self.show(host::stat_fd(pin.as_fd())?))
+    }
+
+    fn truncate(
+        &self,
+        node: &std::sync::Arc<crate::node::Node>,
+        handle: Option<u64>,
+        size: u64,
+    ) -> FsResult<()> {
+        if let Some(file) = handle.and_then(|number| self.handles.file(number).ok())
+            && file.writable()
+        {
+            return Ok(rustix::fs::ftruncate(self.file_fd(&file)?.as_fd(), size)?);
+        }
+        let pin = self.table.pin(node)?;
+        let fd = self.self_fd.open_pin(pin.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK)?;
+        Ok(rustix::fs::ftruncate(&fd, size)?)
+    }
+
+    /// Statistics of the host's file system.
+    pub fn statfs(&self, id: u64) -> FsResult<StatVfs> {
+        let pin = self.table.pin(&self.node(id)?)?;
+        Ok(rustix::fs::fstatvfs(&*pin)?)
+    }
+}
+
+fn stamps(change: Change) -> Timestamps {
+    let one = |when: Option<When>| match when {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(When::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(When::At(stamp)) => Timespec { tv_sec: stamp.sec, tv_nsec: stamp.nsec.into() },
+    };
+    Timestamps { last_access: one(change.atime), last_modification: one(change.mtime) }
+}

@@ -1,0 +1,199 @@
+//! Names that come into being: files, directories, special files, links.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use stockade_observe::{Event, Op};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Caller, Entry, Fs, Opened};
+use crate::host;
+use crate::node::Node;
+
+/// A new name, ready to be made.
+struct Place {
+    parent: Arc<Node>,
+    dir: Arc<OwnedFd>,
+    name: CString,
+    path: PathBuf,
+}
+
+const SET_ID: u32 = 0o6000;
+
+impl Fs {
+    fn place(&self, parent: u64, name: &OsStr) -> FsResult<Place> {
+        let parent = self.node(parent)?;
+        let dir = self.table.pin(&parent)?;
+        let path = self.path_at(&parent, name);
+        Ok(Place { dir, name: host::component(name)?, path, parent })
+    }
+
+    /// Makes one name by `make`, records it, and answers its entry.
+    fn make(
+        &self,
+        caller: Caller,
+        op: Op,
+        place: &Place,
+        make: impl FnOnce(&Place) -> FsResult<()>,
+    ) -> FsResult<Entry<'_>> {
+        let mut event = Self::event(self.who(caller), op, place.path.clone(), None);
+        let result = self
+            .may_change(&place.path)
+            .and_then(|()| make(place))
+            .and_then(|()| self.found(place));
+        if let Ok(entry) = &result {
+            describe(&mut event, entry);
+        }
+        self.audited(event, result)
+    }
+
+    fn found(&self, place: &Place) -> FsResult<Entry<'_>> {
+        let stat = host::stat_at(place.dir.as_fd(), &place.name)?;
+        self.entry(&place.parent, place.dir.as_fd(), &place.name, stat)
+    }
+
+    pub fn mkdir(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+    ) -> FsResult<Entry<'_>> {
+        let place = self.place(parent, name)?;
+        self.make(caller, Op::Mkdir, &place, |place| {
+            let mode_bits = Mode::from_raw_mode(mode & 0o7777);
+            self.as_caller(caller, umask, mode & SET_ID != 0, || {
+                Ok(rustix::fs::mkdirat(&*place.dir, &place.name, mode_bits)?)
+            })
+        })
+    }
+
+    pub fn mknod(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    ) -> FsResult<Entry<'_>> {
+        let place = self.place(parent, name)?;
+        let kind = FileType::from_raw_mode(mode);
+        let op = if kind == FileType::RegularFile { Op::Create } else { Op::Mknod };
+        self.make(caller, op, &place, |place| {
+            let bits = Mode::from_raw_mode(mode & 0o7777);
+            self.as_caller(caller, umask, mode & SET_ID != 0, || {
+                Ok(rustix::fs::mknodat(
+                    &*place.dir,
+                    &place.name,
+                    kind,
+                    bits,
+                    host::unpack_dev(rdev),
+                )?)
+            })
+        })
+    }
+
+    pub fn symlink(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        target: &Path,
+    ) -> FsResult<Entry<'_>> {
+        let place = self.place(parent, name)?;
+        self.make(caller, Op::Symlink, &place, |place| {
+            self.as_caller(caller, 0, false, || {
+                Ok(rustix::fs::symlinkat(target, &*place.dir, &place.name)?)
+            })
+        })
+    }
+
+    /// Gives a node another name.
+    pub fn link(&self, caller: Caller, id: u64, parent: u64, name: &OsStr) -> FsResult<Entry<'_>> {
+        let node = self.node(id)?;
+        let old = self.path(&node);
+        let place = self.place(parent, name)?;
+        let mut event = Self::event(self.who(caller), Op::Link, old, Some(node.key));
+        event.path2 = Some(place.path.clone());
+        let result = self
+            .may_change(&place.path)
+            // A second name is a second way in: the file must be ours to change and to read under the first.
+            .and_then(|()| self.may_write(&node))
+            .and_then(|()| self.may_read(&node))
+            .and_then(|()| {
+                let pin = self.table.pin(&node)?;
+                self.self_fd.link(pin.as_fd(), place.dir.as_fd(), &place.name)
+            })
+            .and_then(|()| self.found(&place));
+        if let Ok(entry) = &result {
+            describe(&mut event, entry);
+        }
+        self.audited(event, result)
+    }
+
+    /// Creates a file and opens it.
+    pub fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: OFlags,
+    ) -> FsResult<(Entry<'_>, Opened)> {
+        let place = self.place(parent, name)?;
+        let who = self.who(caller);
+        let mut event = Self::event(who.clone(), Op::Create, place.path.clone(), None);
+        let keep = OFlags::ACCMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
+        let host_flags = (flags & keep)
+            | OFlags::CREATE
+            | OFlags::EXCL
+            | OFlags::NOFOLLOW
+            | OFlags::CLOEXEC
+            | OFlags::NOCTTY;
+        let made = self.may_change(&place.path).and_then(|()| {
+            let bits = Mode::from_raw_mode(mode & 0o7777);
+            let result = self.as_caller(caller, umask, mode & SET_ID != 0, || {
+                rustix::fs::openat(&*place.dir, &place.name, host_flags, bits)
+            });
+            match result {
+                Ok(fd) => Ok(fd),
+                // It came into being on the host meanwhile: let the kernel walk again and open it.
+                Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => Err(FsError::Stale),
+                Err(errno) => Err(errno.into()),
+            }
+        });
+        let opened = made.and_then(|fd| {
+            let stat = host::stat_fd(fd.as_fd())?;
+            let entry = self.entry(&place.parent, place.dir.as_fd(), &place.name, stat)?;
+            let opened = self.opened(
+                &entry.pending.node,
+                who,
+                place.path.clone(),
+                flags,
+                Some(fd),
+                None,
+                true,
+            );
+            Ok((entry, opened))
+        });
+        match &opened {
+            // Not an outcome: the kernel asks again.
+            Err(FsError::Stale) => return opened,
+            Ok((entry, _)) => describe(&mut event, entry),
+            Err(_) => {}
+        }
+        self.audited(event, opened)
+    }
+}
+
+fn describe(event: &mut Event, entry: &Entry<'_>) {
+    event.key = Some(entry.pending.node.key);
+    event.version_after = Some(entry.stat.version());
+}

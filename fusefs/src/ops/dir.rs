@@ -1,0 +1,200 @@
+//! Listing directories.
+//!
+//! Offsets are the host's own cookies, so `seekdir` and concurrent removal behave as they do there.
+
+use std::ffi::{CString, OsStr};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
+use stockade_observe::Op;
+
+use crate::error::FsResult;
+use crate::fs::{Caller, Entry, Fs};
+use crate::handle::{DirHandle, DirStream, Handle, Listed};
+use crate::host;
+use crate::node::Node;
+
+/// How much is read from the host at once.
+const CHUNK: usize = 32 * 1024;
+
+impl Fs {
+    pub fn opendir(&self, caller: Caller, id: u64) -> FsResult<u64> {
+        let node = self.node(id)?;
+        let path = self.path(&node);
+        let who = self.who(caller);
+        let opened = self.may_read(&node).and_then(|()| {
+            let pin = self.table.pin(&node)?;
+            self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)
+        });
+        let fd = match opened {
+            Ok(fd) => fd,
+            Err(error) => {
+                let event = Self::event(who, Op::Readdir, path, Some(node.key));
+                return self.audited(event, Err(error));
+            }
+        };
+        let stream = DirStream {
+            fd: Arc::new(fd),
+            ahead: std::collections::VecDeque::new(),
+            at: 0,
+            end: false,
+        };
+        let handle = DirHandle {
+            node,
+            who,
+            path,
+            stream: Mutex::new(stream),
+            listed: AtomicBool::new(false),
+        };
+        Ok(self.handles.insert(Handle::Dir(Arc::new(handle))))
+    }
+
+    /// Lists from `offset` on until `add` answers that there is no more room.
+    pub fn readdir(
+        &self,
+        handle: u64,
+        offset: u64,
+        mut add: impl FnMut(&Listed, u64) -> bool,
+    ) -> FsResult<()> {
+        let dir = self.handles.dir(handle)?;
+        dir.listed.store(true, Ordering::Relaxed);
+        let mut stream = dir.stream.lock();
+        stream.seek(offset)?;
+        while let Some(listed) = stream.peek()? {
+            if add(listed, self.number_shown(&dir.node, listed)) {
+                break;
+            }
+            stream.advance();
+        }
+        Ok(())
+    }
+
+    /// Lists with attributes. An entry that can't be looked up is handed on without: no name is dropped.
+    pub fn readdirplus<'fs>(
+        &'fs self,
+        handle: u64,
+        offset: u64,
+        mut add: impl FnMut(&Listed, u64, Option<Entry<'fs>>) -> bool,
+    ) -> FsResult<()> {
+        let dir = self.handles.dir(handle)?;
+        dir.listed.store(true, Ordering::Relaxed);
+        let mut stream = dir.stream.lock();
+        stream.seek(offset)?;
+        let fd = stream.fd.clone();
+        while let Some(listed) = stream.peek()? {
+            let shown = self.number_shown(&dir.node, listed);
+            let entry = if is_dot(&listed.name) {
+                None
+            } else {
+                match self.list_entry(&dir.node, fd.as_fd(), &listed.name) {
+                    Ok(entry) => Some(entry),
+                    // Deleted since the host listed it.
+                    Err(crate::error::FsError::Host(Errno::NOENT)) => {
+                        stream.advance();
+                        continue;
+                    }
+                    Err(_) => None,
+                }
+            };
+            if add(listed, shown, entry) {
+                break;
+            }
+            stream.advance();
+        }
+        Ok(())
+    }
+
+    fn list_entry(
+        &self,
+        parent: &Arc<Node>,
+        dir: std::os::fd::BorrowedFd<'_>,
+        name: &OsStr,
+    ) -> FsResult<Entry<'_>> {
+        let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
+        let stat = host::stat_at(dir, &name)?;
+        self.entry(parent, dir, &name, stat)
+    }
+
+    /// Returns the inode number that a listing shows: the same that `stat` shows, never 0.
+    fn number_shown(&self, dir: &Arc<Node>, listed: &Listed) -> u64 {
+        if listed.name == "." {
+            return if dir.id == crate::node::ROOT { listed.ino.max(1) } else { dir.id };
+        }
+        listed.ino.max(1)
+    }
+
+    pub fn releasedir(&self, handle: u64) {
+        if let Some(Handle::Dir(dir)) = self.handles.remove(handle) {
+            self.close_dir(&dir);
+        }
+    }
+
+    pub(crate) fn close_dir(&self, dir: &DirHandle) {
+        if dir.listed.load(Ordering::Relaxed) {
+            let event =
+                Self::event(dir.who.clone(), Op::Readdir, dir.path.clone(), Some(dir.node.key));
+            self.record(event);
+        }
+    }
+
+    pub fn fsyncdir(&self, handle: u64, data_only: bool) -> FsResult<()> {
+        let dir = self.handles.dir(handle)?;
+        let fd = dir.stream.lock().fd.clone();
+        super::io::sync(fd.as_fd(), data_only)
+    }
+}
+
+pub fn is_dot(name: &OsStr) -> bool {
+    name == "." || name == ".."
+}
+
+impl DirStream {
+    fn seek(&mut self, offset: u64) -> FsResult<()> {
+        if offset != self.at || (offset == 0 && self.end) {
+            rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
+            self.ahead.clear();
+            self.at = offset;
+            self.end = false;
+        }
+        Ok(())
+    }
+
+    fn peek(&mut self) -> FsResult<Option<&Listed>> {
+        if self.ahead.is_empty() && !self.end {
+            let mut buffer = [MaybeUninit::uninit(); CHUNK];
+            let mut raw = RawDir::new(&self.fd, &mut buffer);
+            while let Some(entry) = raw.next() {
+                let entry = entry?;
+                let mut kind = entry.file_type();
+                if kind == FileType::Unknown {
+                    // Some file systems don't say; then the listing asks.
+                    kind = host::stat_at(self.fd.as_fd(), &entry.file_name().to_owned())
+                        .map_or(FileType::RegularFile, |stat| stat.file_type());
+                }
+                self.ahead.push_back(Listed {
+                    ino: entry.ino(),
+                    kind,
+                    name: std::ffi::OsString::from_vec(entry.file_name().to_bytes().to_vec()),
+                    next: entry.next_entry_cookie(),
+                });
+                if raw.is_buffer_empty() {
+                    break;
+                }
+            }
+            self.end = self.ahead.is_empty();
+        }
+        Ok(self.ahead.front())
+    }
+
+    fn advance(&mut self) {
+        if let Some(gone) = self.ahead.pop_front() {
+            self.at = gone.next;
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Data: what comes to us when the kernel doesn't pass it through.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
+use stockade_observe::Op;
+
+use crate::error::FsResult;
+use crate::fs::{Caller, Fs};
+
+impl Fs {
+    /// Reads up to `size` bytes at `offset`, as many as there are.
+    pub fn read(&self, handle: u64, offset: u64, size: usize) -> FsResult<Vec<u8>> {
+        let file = self.handles.file(handle)?;
+        let fd = self.file_fd(&file)?;
+        let mut buffer = Vec::with_capacity(size);
+        while buffer.len() < size {
+            let at = offset + u64::try_from(buffer.len()).unwrap_or(u64::MAX);
+            match rustix::io::pread(&fd, rustix::buffer::spare_capacity(&mut buffer), at) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(Errno::INTR) => {}
+                Err(errno) if buffer.is_empty() => return Err(errno.into()),
+                Err(_) => break,
+            }
+        }
+        let length = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
+        file.bytes_read.fetch_add(length, Ordering::Relaxed);
+        file.operations.fetch_add(1, Ordering::Relaxed);
+        if self.observe_full {
+            let mut event =
+                Self::event(file.who.clone(), Op::Read, file.path.clone(), Some(file.node.key));
+            event.bytes_read = Some(length);
+            self.record(event);
+        }
+        Ok(buffer)
+    }
+
+    /// Writes `data` at `offset`, or at the end if `flags` say `O_APPEND`.
+    pub fn write(&self, handle: u64, offset: u64, data: &[u8], flags: OFlags) -> FsResult<usize> {
+        let file = self.handles.file(handle)?;
+        let fd = self.file_fd(&file)?;
+        let append = flags.contains(OFlags::APPEND);
+        let mut done = 0;
+        while done < data.len() {
+            let rest = [std::io::IoSlice::new(&data[done..])];
+            let at = offset + u64::try_from(done).unwrap_or(u64::MAX);
+            let how = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
+            match rustix::io::pwritev2(&fd, &rest, at, how) {
+                Ok(0) => break,
+                Ok(length) => done += length,
+                Err(Errno::INTR) => {}
+                Err(errno) if done == 0 => return Err(errno.into()),
+                Err(_) => break,
+            }
+        }
+        let length = u64::try_from(done).unwrap_or(u64::MAX);
+        file.bytes_written.fetch_add(length, Ordering::Relaxed);
+        file.operations.fetch_add(1, Ordering::Relaxed);
+        Ok(done)
+    }
+
+    pub fn fsync(&self, handle: u64, data_only: bool) -> FsResult<()> {
+        let file = self.handles.file(handle)?;
+        let fd = self.file_fd(&file)?;
+        sync(fd.as_fd(), data_only)
+    }
+
+    pub fn fallocate(
+        &self,
+        caller: Caller,
+        handle: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> FsResult<()> {
+        let file = self.handles.file(handle)?;
+        let event =
+            Self::event(self.who(caller), Op::Fallocate, file.path.clone(), Some(file.node.key));
+        let result = self.may_write(&file.node).and_then(|()| {
+            let fd = self.file_fd(&file)?;
+            Ok(rustix::fs::fallocate(&fd, FallocateFlags::from_bits_retain(mode), offset, length)?)
+        });
+        self.audited(event, result)
+    }
+
+    /// `SEEK_DATA` and `SEEK_HOLE`; the rest the kernel does itself.
+    pub fn lseek(&self, handle: u64, offset: i64, whence: i32) -> FsResult<u64> {
+        let file = self.handles.file(handle)?;
+        let start = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        let position = match whence {
+            libc::SEEK_DATA => SeekFrom::Data(start),
+            libc::SEEK_HOLE => SeekFrom::Hole(start),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        Ok(rustix::fs::seek(&self.file_fd(&file)?, position)?)
+    }
+
+    pub fn copy_file_range(
+        &self,
+        caller: Caller,
+        (from, mut from_at): (u64, u64),
+        (to, mut to_at): (u64, u64),
+        length: usize,
+    ) -> FsResult<usize> {
+        let (from, to) = (self.handles.file(from)?, self.handles.file(to)?);
+        let mut event =
+            Self::event(self.who(caller), Op::Copy, from.path.clone(), Some(to.node.key));
+        event.path2 = Some(to.path.clone());
+        let result = self.may_write(&to.node).and_then(|()| {
+            let (source, target) = (self.file_fd(&from)?, self.file_fd(&to)?);
+            Ok(rustix::fs::copy_file_range(
+                &source,
+                Some(&mut from_at),
+                &target,
+                Some(&mut to_at),
+                length,
+            )?)
+        });
+        if let Ok(copied) = &result {
+            let copied = u64::try_from(*copied).unwrap_or(u64::MAX);
+            event.bytes_read = Some(copied);
+            event.bytes_written = Some(copied);
+            from.bytes_read.fetch_add(copied, Ordering::Relaxed);
+            to.bytes_written.fetch_add(copied, Ordering::Relaxed);
+        }
+        self.audited(event, result)
+    }
+}
+
+/// `fsync(2)` or `fdatasync(2)`.
+pub fn sync(fd: BorrowedFd<'_>, data_only: bool) -> FsResult<()> {
+    Ok(if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }?)
+}

@@ -1,0 +1,67 @@
+//! Names that go away.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::fs::AtFlags;
+use stockade_observe::Op;
+
+use crate::error::FsResult;
+use crate::fs::{Caller, Fs};
+use crate::host::{self, Stat};
+use crate::node::Node;
+
+impl Fs {
+    pub fn unlink(&self, caller: Caller, parent: u64, name: &OsStr) -> FsResult<()> {
+        self.remove(caller, parent, name, Op::Unlink, AtFlags::empty())
+    }
+
+    pub fn rmdir(&self, caller: Caller, parent: u64, name: &OsStr) -> FsResult<()> {
+        self.remove(caller, parent, name, Op::Rmdir, AtFlags::REMOVEDIR)
+    }
+
+    fn remove(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        op: Op,
+        flags: AtFlags,
+    ) -> FsResult<()> {
+        let parent = self.node(parent)?;
+        let component = host::component(name)?;
+        let dir = self.table.pin(&parent)?;
+        let path = self.path_at(&parent, name);
+        let mut event = Self::event(self.who(caller), op, path.clone(), None);
+        let mut victim = None;
+        let result = self.may_change(&path).and_then(|()| {
+            victim = self.victim(&parent, dir.as_fd(), name);
+            Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
+        });
+        if let Some((stat, node)) = victim {
+            event.version_before = Some(stat.version());
+            event.key = node.as_ref().map(|node| node.key);
+            if let (Ok(()), Some(node)) = (&result, node) {
+                node.remove_name(&parent, name);
+            }
+        }
+        self.audited(event, result)
+    }
+
+    /// Finds what stands at a name that is about to go, and pins it if the kernel knows it: it may still be open, and
+    /// afterwards no name leads to it any more.
+    pub(crate) fn victim(
+        &self,
+        parent: &Arc<Node>,
+        dir: BorrowedFd<'_>,
+        name: &OsStr,
+    ) -> Option<(Stat, Option<Arc<Node>>)> {
+        let component = host::component(name).ok()?;
+        let stat = host::stat_at(dir, &component).ok()?;
+        let Some(node) = self.table.peek(&stat) else { return Some((stat, None)) };
+        node.add_name(parent, name);
+        let pinned = self.table.pin(&node).is_ok();
+        Some((stat, pinned.then_some(node)))
+    }
+}

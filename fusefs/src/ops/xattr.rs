@@ -1,0 +1,146 @@
+//! Extended attributes, POSIX ACLs among them.
+//!
+//! They are reached by the pin's magic link, which names the pinned inode itself, symbolic links included.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use stockade_observe::Op;
+
+use crate::error::FsResult;
+use crate::fs::{Caller, Fs};
+use crate::host;
+use crate::owner::Owner;
+
+/// The largest value the kernel handles (`XATTR_SIZE_MAX`).
+const LARGEST: usize = 64 * 1024;
+
+impl Fs {
+    pub fn getxattr(&self, id: u64, name: &OsStr) -> FsResult<Vec<u8>> {
+        let node = self.node(id)?;
+        let pin = self.table.pin(&node)?;
+        let mut value = vec![0; LARGEST];
+        let length = rustix::fs::getxattr(host::magic_link(pin.as_fd()), name, &mut value[..])?;
+        value.truncate(length);
+        if let Owner::User { uid, gid, .. } = self.owner
+            && is_acl(name)
+        {
+            return Ok(mapped_acl(&value, uid, gid));
+        }
+        Ok(value)
+    }
+
+    pub fn listxattr(&self, id: u64) -> FsResult<Vec<u8>> {
+        let node = self.node(id)?;
+        let pin = self.table.pin(&node)?;
+        let mut names = vec![0; LARGEST];
+        let length = rustix::fs::listxattr(host::magic_link(pin.as_fd()), &mut names[..])?;
+        names.truncate(length);
+        Ok(names)
+    }
+
+    pub fn setxattr(
+        &self,
+        caller: Caller,
+        id: u64,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+    ) -> FsResult<()> {
+        let node = self.node(id)?;
+        let event = Self::event(self.who(caller), Op::Setxattr, self.path(&node), Some(node.key));
+        let result = self.may_write(&node).and_then(|()| {
+            let pin = self.table.pin(&node)?;
+            let link = host::magic_link(pin.as_fd());
+            let flags = XattrFlags::from_bits_retain(flags);
+            let set = || rustix::fs::setxattr(&link, name, value, flags);
+            // An ACL changes the mode, too, and the kernel decided that set-id bits may stay.
+            Ok(if is_acl(name) { super::thread::keeping_set_id(set) } else { set() }?)
+        });
+        self.audited(event, result)
+    }
+
+    pub fn removexattr(&self, caller: Caller, id: u64, name: &OsStr) -> FsResult<()> {
+        let node = self.node(id)?;
+        let event =
+            Self::event(self.who(caller), Op::Removexattr, self.path(&node), Some(node.key));
+        let result = self.may_write(&node).and_then(|()| {
+            let pin = self.table.pin(&node)?;
+            Ok(rustix::fs::removexattr(host::magic_link(pin.as_fd()), name)?)
+        });
+        self.audited(event, result)
+    }
+}
+
+fn is_acl(name: &OsStr) -> bool {
+    name == "system.posix_acl_access" || name == "system.posix_acl_default"
+}
+
+/// Drops the entries of an ACL that name users and groups which the mount's user namespace doesn't map: the kernel
+/// refuses a list that holds one, and with it every access to the file. (Format: a 32-bit version, then entries of a
+/// 16-bit tag, 16-bit permissions and a 32-bit id, little endian; `linux/posix_acl_xattr.h`.)
+fn mapped_acl(value: &[u8], uid: u32, gid: u32) -> Vec<u8> {
+    const USER: u16 = 0x02;
+    const GROUP: u16 = 0x08;
+    let Some((version, entries)) = value.split_at_checked(4) else { return value.to_vec() };
+    let mut kept = version.to_vec();
+    for entry in entries.chunks_exact(8) {
+        let tag = u16::from_le_bytes([entry[0], entry[1]]);
+        let id = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+        if (tag == USER && id != uid) || (tag == GROUP && id != gid) {
+            continue;
+        }
+        kept.extend_from_slice(entry);
+    }
+    kept
+}
+
+/// Answers a request for a value by its size limit: 0 asks for the length alone.
+pub fn fits(value: &[u8], size: u32) -> FsResult<Option<&[u8]>> {
+    let limit = usize::try_from(size).unwrap_or(usize::MAX);
+    if size == 0 {
+        Ok(None)
+    } else if value.len() > limit {
+        Err(Errno::RANGE.into())
+    } else {
+        Ok(Some(value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unmapped_acl_entries_are_left_out() {
+        let entry = |tag: u16, perm: u16, id: u32| {
+            [tag.to_le_bytes().to_vec(), perm.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()]
+                .concat()
+        };
+        let version = 2_u32.to_le_bytes().to_vec();
+        let undefined = u32::MAX;
+        let full = [
+            version.clone(),
+            entry(0x01, 6, undefined),
+            entry(0x02, 7, 1000),
+            entry(0x02, 7, 0),
+            entry(0x04, 4, undefined),
+            entry(0x08, 7, 27),
+            entry(0x10, 7, undefined),
+            entry(0x20, 4, undefined),
+        ]
+        .concat();
+        let kept = [
+            version,
+            entry(0x01, 6, undefined),
+            entry(0x02, 7, 1000),
+            entry(0x04, 4, undefined),
+            entry(0x10, 7, undefined),
+            entry(0x20, 4, undefined),
+        ]
+        .concat();
+        assert_eq!(mapped_acl(&full, 1000, 1000), kept);
+    }
+}
