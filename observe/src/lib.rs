@@ -1,8 +1,40 @@
 //! What programs did to files: events, the queue that carries them, the store that keeps them (contract O1–O4).
+//!
+//! [`Recorder`] takes events from the file system and writes them to the [`Store`] of a session.
 #![forbid(unsafe_code)]
 
+mod bytes;
+mod chain;
+mod changes;
+mod dict;
+mod error;
 pub mod event;
+mod live;
+mod query;
+mod recent;
+mod recorder;
+mod run;
+mod runs;
+mod store;
+mod summary;
+mod tally;
+mod touch;
+mod verify;
+mod writer;
 
+pub use dict::Stored;
+pub use error::{Error, Result};
 pub use event::{
     Event, Key, Op, Outcome, Process, Publication, RunId, SessionId, Sink, Time, Version,
 };
+pub use live::is_id;
+pub use query::{Filter, globs};
+pub use recorder::{Failure, OnRecordFailure, QUEUE, Recorder};
+pub use run::{
+    Changes, ConflictRow, DenialRow, Ending, Recording, RunInfo, RunOutcome, RunSummary,
+};
+pub use runs::{RunEnd, RunRow};
+pub use store::{FILE_NAME, FORMAT, Store};
+pub use summary::{Stat, Touched};
+pub use touch::{Touch, is_change};
+pub use verify::{Fault, Problem, VerifyReport};
