@@ -7,7 +7,9 @@
 
 mod decision;
 mod mode;
+mod pattern;
 mod policy;
+pub mod protection;
 mod zone;
 
 pub use decision::{Denial, Refusal, Rule};
@@ -15,4 +17,5 @@ pub use mode::{Mode, ParseModeError};
 pub use policy::{
     Guard, Hardlinks, ModeSource, Network, ObserveLevel, Policy, PolicyError, Publish, fold_roots,
 };
-pub use zone::{Rules, Zone};
+pub use protection::ConfigKind;
+pub use zone::{EntryKind, Rules, Zone};

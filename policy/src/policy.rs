@@ -99,6 +99,9 @@ pub struct Policy {
     pub deny_write: Vec<String>,
     /// Paths and globs whose protection is lifted.
     pub allow_write: Vec<String>,
+    /// Stockade's own files: never written, whatever lifts a protection.
+    #[serde(default)]
+    pub own_paths: Vec<PathBuf>,
     /// See [`Guard`].
     pub guard: Guard,
     /// See [`Publish`].
@@ -117,6 +120,14 @@ pub enum PolicyError {
     /// A path must be absolute.
     #[error("path `{}` is not absolute", .0.display())]
     NotAbsolute(PathBuf),
+    /// A pattern that can't hold for any path.
+    #[error("pattern `{pattern}` can't be used: {reason}")]
+    Pattern {
+        /// The pattern as it was given.
+        pattern: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// A glob can't be parsed.
     #[error("pattern `{pattern}` is not a glob")]
     Glob {
@@ -140,6 +151,7 @@ impl Policy {
             deny_read: Vec::new(),
             deny_write: Vec::new(),
             allow_write: Vec::new(),
+            own_paths: Vec::new(),
             guard: Guard::default(),
             publish: Publish::default(),
             network: Network::default(),

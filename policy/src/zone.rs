@@ -1,153 +1,395 @@
-//! What may be done at a path: the compiled form of a policy (contract P10).
+//! What may be done at a path: the compiled form of a policy (contract P10, P11).
+//!
+//! The first row that applies decides:
+//!
+//! | | write | read |
+//! |---|---|---|
+//! | 1 | `read-only` mode: `read-only-mode` | `deny_read`: `read-denied` |
+//! | 2 | outside the writable roots: `outside-writable-roots` | else allowed |
+//! | 3 | Stockade's own files: `protected-path` | |
+//! | 4 | `deny_write`: `write-denied` | |
+//! | 5 | `deny_read`: `read-denied` | |
+//! | 6 | protected and not lifted by `allow_write`: `protected-path` (not in `danger-full-access`) | |
+//! | 7 | else allowed | |
+//!
+//! `allow_write` lifts row 6 and nothing else.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-
-use crate::{Denial, Mode, Policy, PolicyError, Rule};
+use crate::pattern::{PathRules, Scopes, strip};
+use crate::protection::{self, Class, ConfigKind};
+use crate::{Denial, Mode, Policy, PolicyError, Rule, fold_roots};
 
 /// What may be done to one target. Cheap to clone; kept with each node of the file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Zone {
     /// Why it can't be read, or `None` if it can.
     pub read: Option<Arc<Denial>>,
-    /// Why it can't be changed, or `None` if it can.
+    /// Why its content and attributes can't be changed, or `None` if they can. What may take the name, leave it or
+    /// be linked to it is said by [`Rules::create_refused`] and its siblings.
     pub write: Option<Arc<Denial>>,
 }
 
 /// A policy compiled for asking, once per name that comes into view.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    mode: Mode,
+    pub(crate) mode: Mode,
+    pub(crate) root: PathBuf,
     roots: Vec<PathBuf>,
+    scopes: Scopes,
     read_only_mode: Arc<Denial>,
     outside: Arc<Denial>,
+    own: PathRules,
     deny_read: PathRules,
     deny_write: PathRules,
+    allow_write: PathRules,
 }
 
 impl Rules {
     /// Compiles a policy. Each glob is parsed once, here.
     ///
     /// # Errors
-    /// A path that isn't absolute, or a glob that can't be parsed.
+    /// A path that isn't absolute, or a pattern that can't be used.
     pub fn compile(policy: &Policy) -> Result<Self, PolicyError> {
         let roots = policy.writable_roots();
+        let all: Vec<&PathBuf> =
+            std::iter::once(&policy.root).chain(&policy.extra_roots).chain(&roots).collect();
         if let Some(relative) =
-            std::iter::once(&policy.root).chain(&roots).find(|root| !root.is_absolute())
+            all.iter().copied().chain(&policy.own_paths).find(|root| !root.is_absolute())
         {
             return Err(PolicyError::NotAbsolute(relative.clone()));
         }
+        let list = |patterns: &[String], rule, option| {
+            PathRules::compile(&policy.root, patterns, rule, option)
+        };
+        let own = Denial::new(Rule::ProtectedPath, "stockade's own files");
         Ok(Self {
             mode: policy.mode,
+            root: policy.root.clone(),
+            scopes: Scopes::new(policy.root.clone(), fold_roots(all)),
             roots,
             read_only_mode: Arc::new(Denial::new(Rule::ReadOnlyMode, "mode read-only")),
             outside: Arc::new(Denial::new(Rule::OutsideWritableRoots, "mode workspace-write")),
-            deny_read: PathRules::compile(
-                &policy.root,
-                &policy.deny_read,
-                Rule::ReadDenied,
-                "deny-read",
-            )?,
-            deny_write: PathRules::compile(
-                &policy.root,
-                &policy.deny_write,
-                Rule::WriteDenied,
-                "deny-write",
-            )?,
+            own: PathRules::exact(&policy.own_paths, own),
+            deny_read: list(&policy.deny_read, Rule::ReadDenied, "deny-read")?,
+            deny_write: list(&policy.deny_write, Rule::WriteDenied, "deny-write")?,
+            allow_write: list(&policy.allow_write, Rule::ProtectedPath, "allow-write")?,
         })
+    }
+
+    /// Returns the writable roots, folded (contract P6).
+    #[must_use]
+    pub fn roots(&self) -> &[PathBuf] {
+        &self.roots
+    }
+
+    /// Returns the mode.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Tells whether anything but the mode and the roots can refuse.
+    #[must_use]
+    pub fn has_path_rules(&self) -> bool {
+        self.mode == Mode::WorkspaceWrite
+            || ![&self.own, &self.deny_read, &self.deny_write].iter().all(|list| list.is_empty())
+    }
+
+    /// Returns the exact paths whose reading is denied, for what isn't served by the file system and must be masked.
+    /// Globs aren't among them.
+    #[must_use]
+    pub fn read_denied_paths(&self) -> Vec<(PathBuf, Arc<Denial>)> {
+        self.deny_read.exact_paths()
     }
 
     /// Returns what may be done at `path`, which is absolute and canonical; the target need not exist.
     #[must_use]
     pub fn zone(&self, path: &Path) -> Zone {
-        let read = self.deny_read.hit(path);
-        let write = match self.mode {
-            Mode::ReadOnly => Some(self.read_only_mode.clone()),
-            Mode::WorkspaceWrite if !self.roots.iter().any(|root| path.starts_with(root)) => {
-                Some(self.outside.clone())
-            }
-            Mode::WorkspaceWrite | Mode::DangerFullAccess => {
-                self.deny_write.hit(path).or_else(|| read.clone())
-            }
-        };
-        Zone { read, write }
+        let bytes = path.as_os_str().as_bytes();
+        let read = self.deny_read.hit(bytes, &self.scopes);
+        let write = self.rooted(bytes).or_else(|| read.cloned()).or_else(|| self.guarded(bytes));
+        Zone { read: read.cloned(), write }
     }
-}
 
-/// A list of exact paths, directories and globs, each with the refusal it makes.
-#[derive(Clone, Debug, Default)]
-struct PathRules {
-    set: GlobSet,
-    denials: Vec<Arc<Denial>>,
-}
+    /// Rows 1 to 4 of the table.
+    fn rooted(&self, path: &[u8]) -> Option<Arc<Denial>> {
+        match self.mode {
+            Mode::ReadOnly => return Some(self.read_only_mode.clone()),
+            Mode::WorkspaceWrite
+                if !self
+                    .roots
+                    .iter()
+                    .any(|root| strip(path, root.as_os_str().as_bytes()).is_some()) =>
+            {
+                return Some(self.outside.clone());
+            }
+            Mode::WorkspaceWrite | Mode::DangerFullAccess => {}
+        }
+        self.own
+            .hit(path, &self.scopes)
+            .or_else(|| self.deny_write.hit(path, &self.scopes))
+            .cloned()
+    }
 
-impl PathRules {
-    fn compile(
-        root: &Path,
-        patterns: &[String],
-        rule: Rule,
-        option: &str,
-    ) -> Result<Self, PolicyError> {
-        let mut set = GlobSetBuilder::new();
-        let mut denials = Vec::new();
-        for pattern in patterns {
-            let absolute = if pattern.starts_with('/') {
-                pattern.clone()
-            } else {
-                format!("{}/{pattern}", root.display())
-            };
-            let trimmed =
-                if absolute.len() > 1 { absolute.trim_end_matches('/') } else { &absolute };
-            let denial = Arc::new(Denial::new(rule, format!("{option} {pattern}")));
-            for text in [trimmed.to_owned(), format!("{trimmed}/**")] {
-                let glob = GlobBuilder::new(&text)
-                    .literal_separator(true)
-                    .build()
-                    .map_err(|source| PolicyError::Glob { pattern: pattern.clone(), source })?;
-                set.add(glob);
-                denials.push(denial.clone());
+    /// Row 6 of the table.
+    fn guarded(&self, path: &[u8]) -> Option<Arc<Denial>> {
+        match self.class(path) {
+            Class::Free | Class::GitDir { .. } | Class::Container(_) => None,
+            Class::Judged(kind) => Some(protected(kind.label())),
+            Class::Refused(label) => Some(protected(label)),
+        }
+    }
+
+    /// Returns what the name is to the protection, after `allow_write` has lifted what it lifts.
+    fn class(&self, path: &[u8]) -> Class {
+        if self.mode != Mode::WorkspaceWrite {
+            return Class::Free;
+        }
+        let class = protection::classify(path, self.scopes.below(path).unwrap_or_default());
+        if class == Class::Free || self.lifted(path) { Class::Free } else { class }
+    }
+
+    fn lifted(&self, path: &[u8]) -> bool {
+        self.allow_write.hit(path, &self.scopes).is_some()
+    }
+
+    /// Returns how a git file at `path` is judged by its content, or `None` if it isn't. For a name that is called
+    /// `.git` this speaks of a regular file.
+    ///
+    /// A file of such a name may be created empty, replaced, moved or removed, and each new content must first pass
+    /// [`Rules::judge`].
+    #[must_use]
+    pub fn config_kind(&self, path: &Path) -> Option<ConfigKind> {
+        match self.class(path.as_os_str().as_bytes()) {
+            Class::Judged(kind) => Some(kind),
+            Class::GitDir { dot: true } => Some(ConfigKind::GitFile),
+            Class::GitDir { dot: false }
+            | Class::Free
+            | Class::Container(_)
+            | Class::Refused(_) => None,
+        }
+    }
+
+    /// Judges the whole new content of a git file that [`Rules::config_kind`] told. A path that it doesn't speak of
+    /// passes.
+    ///
+    /// # Errors
+    /// The refusal, whose source names the key.
+    pub fn judge(&self, path: &Path, old: Option<&[u8]>, new: &[u8]) -> Result<(), Arc<Denial>> {
+        let Some(kind) = self.config_kind(path) else { return Ok(()) };
+        let refused = |key: String| {
+            Arc::new(Denial::new(
+                Rule::ProtectedPath,
+                format!("protection {}: {key}", kind.label()),
+            ))
+        };
+        match kind {
+            ConfigKind::Repository | ConfigKind::Worktree => {
+                protection::config_change_at(path.as_os_str().as_bytes(), old, new)
+                    .map_err(|key| refused(key.to_string()))
+            }
+            ConfigKind::CommonDir => protection::common_dir_allowed(path, new)
+                .then_some(())
+                .ok_or_else(|| refused("a foreign directory".into())),
+            ConfigKind::GitFile => {
+                if old.is_some_and(|old| old == new) {
+                    return Ok(());
+                }
+                protection::git_file_target(path, new)
+                    .filter(|target| self.repository_is_guarded(target))
+                    .map(|_| ())
+                    .ok_or_else(|| refused("a directory whose hooks aren't protected".into()))
             }
         }
-        let set = set
-            .build()
-            .map_err(|source| PolicyError::Glob { pattern: patterns.join(", "), source })?;
-        Ok(Self { set, denials })
     }
 
-    fn hit(&self, path: &Path) -> Option<Arc<Denial>> {
-        if self.denials.is_empty() {
+    /// Tells whether the hooks and the configuration of a repository at `directory` are protected by its name,
+    /// wherever it lies.
+    fn repository_is_guarded(&self, directory: &Path) -> bool {
+        let class = |name: &str| {
+            let path = directory.join(name);
+            let bytes = path.as_os_str().as_bytes();
+            protection::classify(bytes, self.scopes.below(bytes).unwrap_or(bytes))
+        };
+        matches!(class("hooks/x"), Class::Refused(_)) && matches!(class("config"), Class::Judged(_))
+    }
+}
+
+/// What is at a name, or is about to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A socket, a FIFO or a device.
+    Special,
+}
+
+/// Names that come into being, go away and move. Each answer includes the zone's.
+impl Rules {
+    /// Returns why a fresh, empty entry can't be made at `path`.
+    #[must_use]
+    pub fn create_refused(&self, path: &Path, kind: EntryKind) -> Option<Arc<Denial>> {
+        let bytes = path.as_os_str().as_bytes();
+        let class = self.class(bytes);
+        if let Class::Judged(_) | Class::Refused(_) = class {
+            let basic = self.rooted(bytes).or_else(|| self.read_denied(bytes));
+            return basic.or_else(|| match (class, kind) {
+                (Class::Judged(_), EntryKind::File) => None,
+                // The way to something whose protection is lifted.
+                (Class::Refused(_), EntryKind::Directory)
+                    if self.allow_write.exact_within(bytes) =>
+                {
+                    None
+                }
+                _ => self.guarded(bytes),
+            });
+        }
+        self.zone(path).write.or_else(|| match (class, kind) {
+            (_, EntryKind::File | EntryKind::Directory) => None,
+            (Class::GitDir { .. }, _) => Some(protected(".git")),
+            (Class::Container(label), _) => Some(protected(label)),
+            (Class::Free | Class::Judged(_) | Class::Refused(_), _) => None,
+        })
+    }
+
+    /// Returns why the entry at `path` can't be removed. A directory's removal is only asked for once it's empty.
+    #[must_use]
+    pub fn remove_refused(&self, path: &Path) -> Option<Arc<Denial>> {
+        let bytes = path.as_os_str().as_bytes();
+        if let Class::Judged(_) = self.class(bytes) {
+            return self.rooted(bytes).or_else(|| self.read_denied(bytes));
+        }
+        self.zone(path).write
+    }
+
+    /// Returns why the entry at `from` can't be moved to `to`. An exchange asks for both directions.
+    ///
+    /// Where `to` is judged by content ([`Rules::config_kind`]), the moved file's content must pass too.
+    #[must_use]
+    pub fn rename_refused(&self, from: &Path, to: &Path, kind: EntryKind) -> Option<Arc<Denial>> {
+        if let Some(denial) = self.remove_refused(from).or_else(|| self.create_refused(to, kind)) {
+            return Some(denial);
+        }
+        let (source, target) = (from.as_os_str().as_bytes(), to.as_os_str().as_bytes());
+        if let Class::GitDir { dot: true } = self.class(source) {
+            return Some(protected(".git"));
+        }
+        if kind != EntryKind::Directory {
             return None;
         }
-        self.set.matches(path).first().and_then(|&index| self.denials.get(index)).cloned()
+        if let Some(denial) = self.rename_dir_refused(from).or_else(|| self.rename_dir_refused(to))
+        {
+            return Some(denial);
+        }
+        // A directory may bring along what could be made where it was, but not where it goes.
+        let protects = self.mode == Mode::WorkspaceWrite;
+        let leaves = |free: &dyn Fn(&[u8]) -> bool| protects && free(source) && !free(target);
+        if leaves(&|path| self.lifted(path)) {
+            return Some(protected("allow-write, left by a directory"));
+        }
+        leaves(&|path| protection::in_dependencies(self.scopes.below(path).unwrap_or_default()))
+            .then(|| protected("node_modules, left by a directory"))
     }
+
+    /// Returns why the directory at `path` can't be moved away, or another one to its place: it is a repository's
+    /// directory, or rules that name exact places below it would no longer hold for what is there.
+    #[must_use]
+    pub fn rename_dir_refused(&self, path: &Path) -> Option<Arc<Denial>> {
+        let bytes = path.as_os_str().as_bytes();
+        match self.class(bytes) {
+            Class::GitDir { .. } => return Some(protected(".git")),
+            Class::Container(label) => return Some(protected(label)),
+            Class::Free => {}
+            Class::Judged(_) | Class::Refused(_) => return self.guarded(bytes),
+        }
+        if self.mode == Mode::WorkspaceWrite
+            && !self.lifted(bytes)
+            && let Some(label) = protection::leads_to(self.scopes.below(bytes).unwrap_or_default())
+        {
+            return Some(protected(label));
+        }
+        if self.mode == Mode::WorkspaceWrite
+            && strip(self.root.as_os_str().as_bytes(), bytes).is_some()
+        {
+            return Some(protected("the session's root"));
+        }
+        [&self.own, &self.deny_write, &self.deny_read]
+            .iter()
+            .find_map(|list| list.anchored_within(bytes, &self.scopes))
+            .cloned()
+    }
+
+    /// Returns why the file at `from` can't get the further name `to`: one of the two names would be a way around
+    /// the rules of the other.
+    #[must_use]
+    pub fn link_refused(&self, from: &Path, to: &Path) -> Option<Arc<Denial>> {
+        let judged = (self.config_kind(from), self.config_kind(to));
+        if let Some(denial) = self.create_refused(to, EntryKind::File) {
+            return Some(denial);
+        }
+        match judged {
+            (None, None) => self.zone(from).write,
+            (Some(a), Some(b)) if a == b => self.remove_refused(from),
+            (Some(kind), _) | (None, Some(kind)) => Some(protected(kind.label())),
+        }
+    }
+
+    fn read_denied(&self, path: &[u8]) -> Option<Arc<Denial>> {
+        self.deny_read.hit(path, &self.scopes).cloned()
+    }
+}
+
+fn protected(label: &str) -> Arc<Denial> {
+    Arc::new(Denial::new(Rule::ProtectedPath, format!("protection {label}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
 
     fn rules(mode: Mode, change: impl FnOnce(&mut Policy)) -> Rules {
         let mut policy = Policy::new(mode, "/w".into());
+        policy.extra_roots = vec!["/tmp".into()];
         change(&mut policy);
         Rules::compile(&policy).unwrap()
+    }
+
+    fn rule(denial: Option<&Arc<Denial>>) -> Option<Rule> {
+        denial.map(|denial| denial.rule())
     }
 
     #[test]
     fn the_table_of_zones() {
         let make = |mode| {
             rules(mode, |policy| {
-                policy.extra_roots = vec!["/tmp".into()];
                 policy.deny_read = vec!["**/.env".into(), "/w/secrets".into()];
-                policy.deny_write = vec!["locked/".into()];
+                policy.deny_write = vec!["locked/".into(), "/w/.git/config".into()];
+                policy.allow_write = vec![
+                    ".idea".into(),
+                    ".vscode/settings.json".into(),
+                    "/w/state".into(),
+                    "locked/x".into(),
+                    ".env".into(),
+                    "/etc".into(),
+                ];
+                policy.own_paths = vec!["/w/state".into()];
             })
         };
         let (ro, ww, full) =
             (make(Mode::ReadOnly), make(Mode::WorkspaceWrite), make(Mode::DangerFullAccess));
         let rows = [
             (&ro, "/w/a", None, Some(Rule::ReadOnlyMode)),
+            (&ro, "/w/.env", Some(Rule::ReadDenied), Some(Rule::ReadOnlyMode)),
             (&ww, "/w/a", None, None),
+            (&ww, "/w", None, None),
             (&ww, "/tmp/x/y", None, None),
             (&ww, "/etc/passwd", None, Some(Rule::OutsideWritableRoots)),
             (&ww, "/ww/a", None, Some(Rule::OutsideWritableRoots)),
@@ -156,13 +398,34 @@ mod tests {
             (&ww, "/w/secrets/deep/er", Some(Rule::ReadDenied), Some(Rule::ReadDenied)),
             (&ww, "/w/locked", None, Some(Rule::WriteDenied)),
             (&ww, "/w/locked/x", None, Some(Rule::WriteDenied)),
+            (&ww, "/w/.git/config", None, Some(Rule::WriteDenied)),
+            (&ww, "/w/a/.git/config", None, Some(Rule::ProtectedPath)),
+            (&ww, "/tmp/r/.git/hooks/x", None, Some(Rule::ProtectedPath)),
+            (&ww, "/w/.vscode/tasks.json", None, Some(Rule::ProtectedPath)),
+            (&ww, "/w/.vscode/settings.json", None, None),
+            (&ww, "/w/q/.idea/x", None, None),
+            (&ww, "/w/state/log.db", None, Some(Rule::ProtectedPath)),
             (&full, "/etc/passwd", None, None),
+            (&full, "/w/.git/hooks/x", None, None),
+            (&full, "/w/.env", Some(Rule::ReadDenied), Some(Rule::ReadDenied)),
+            (&full, "/w/state/log.db", None, Some(Rule::ProtectedPath)),
         ];
         for (rules, path, read, write) in rows {
             let zone = rules.zone(Path::new(path));
-            assert_eq!(zone.read.as_ref().map(|denial| denial.rule()), read, "read {path}");
-            assert_eq!(zone.write.as_ref().map(|denial| denial.rule()), write, "write {path}");
+            assert_eq!(rule(zone.read.as_ref()), read, "read {path} {}", rules.mode());
+            assert_eq!(rule(zone.write.as_ref()), write, "write {path} {}", rules.mode());
         }
+    }
+
+    #[test]
+    fn the_source_names_the_option_and_the_pattern() {
+        let rules = rules(Mode::WorkspaceWrite, |policy| {
+            policy.deny_read = vec!["*.key".into(), "*.pem".into()];
+        });
+        let source = |path| rules.zone(Path::new(path)).write.unwrap().source().to_owned();
+        assert_eq!(source("/w/a.pem"), "deny-read *.pem");
+        assert_eq!(source("/w/.git/hooks/x"), "protection .git/hooks");
+        assert_eq!(source("/etc/x"), "mode workspace-write");
     }
 
     #[test]
@@ -170,5 +433,196 @@ mod tests {
         let mut policy = Policy::new(Mode::ReadOnly, "/w".into());
         policy.deny_read = vec!["a[".into()];
         assert!(Rules::compile(&policy).unwrap_err().to_string().contains("`a[`"));
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_have_a_zone() {
+        let rules = rules(Mode::WorkspaceWrite, |_| {});
+        let path = |bytes| Path::new(OsStr::from_bytes(bytes));
+        assert_eq!(rules.zone(path(b"/w/\xff")).write, None);
+        assert!(rules.zone(path(b"/w/\xff/.git/hooks/\xfe")).write.is_some());
+        assert!(rules.zone(path(b"/\xff")).write.is_some());
+    }
+
+    #[test]
+    fn the_table_of_fresh_entries() {
+        use EntryKind::{Directory, File, Special, Symlink};
+        let rules = rules(Mode::WorkspaceWrite, |policy| {
+            policy.allow_write = vec![".vscode/settings.json".into()];
+        });
+        #[rustfmt::skip]
+        let rows: &[(&str, EntryKind, bool)] = &[
+            ("/w/a", Symlink, true),
+            ("/w/.git", Directory, true),
+            ("/w/.git", File, true),
+            ("/w/.git", Symlink, false),
+            ("/w/b.git", Directory, true),
+            ("/w/b.git", File, true),
+            ("/w/b.git", Symlink, false),
+            ("/w/.git/hooks", Directory, true),
+            ("/w/.git/hooks", Symlink, false),
+            ("/w/.git/hooks/pre-commit.sample", File, true),
+            ("/w/.git/hooks/pre-commit", File, false),
+            ("/w/.git/hooks/pre-commit", Symlink, false),
+            ("/w/.git/hooks/d", Directory, false),
+            ("/w/.git/config", File, true),
+            ("/w/.git/config", Symlink, false),
+            ("/w/.git/config", Directory, false),
+            ("/w/.git/config", Special, false),
+            ("/w/.git/config.lock", File, true),
+            ("/w/.git/modules", Directory, true),
+            ("/w/.git/modules/a/HEAD", File, true),
+            ("/w/.git/modules/a", Symlink, false),
+            ("/w/.git/worktrees/t", Directory, true),
+            ("/w/.git/worktrees/t", Symlink, false),
+            ("/w/.vscode", Directory, true),
+            ("/w/.vscode", Symlink, false),
+            ("/w/q/.vscode", Directory, false),
+            ("/w/.vscode/settings.json", File, true),
+            ("/w/.vscode/tasks.json", File, false),
+            ("/etc/x", File, false),
+        ];
+        for (path, kind, allowed) in rows {
+            let refused = rules.create_refused(Path::new(path), *kind);
+            assert_eq!(refused.is_none(), *allowed, "{kind:?} {path} {refused:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_removals() {
+        let rules = rules(Mode::WorkspaceWrite, |policy| policy.deny_write = vec!["x".into()]);
+        for (path, allowed) in [
+            ("/w/a", true),
+            ("/w/.git", true),
+            ("/w/.git/config", true),
+            ("/w/.git/hooks", true),
+            ("/w/.git/hooks/a.sample", true),
+            ("/w/.git/hooks/a", false),
+            ("/w/.vscode", false),
+            ("/w/x", false),
+            ("/etc/x", false),
+        ] {
+            assert_eq!(rules.remove_refused(Path::new(path)).is_none(), allowed, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_moves() {
+        use EntryKind::{Directory, File, Symlink};
+        let rules = rules(Mode::WorkspaceWrite, |policy| {
+            policy.root = "/tmp/p/w".into();
+            policy.deny_write = vec!["/w/a/b/locked".into()];
+            policy.deny_read = vec![".env".into(), "**/s/key".into()];
+            policy.extra_roots.push("/w".into());
+            policy.allow_write = vec!["/w/cache".into()];
+        });
+        #[rustfmt::skip]
+        let rows: &[(&str, &str, EntryKind, bool)] = &[
+            ("/w/x", "/w/y", File, true),
+            ("/w/x", "/w/y", Directory, true),
+            ("/w/x", "/etc/y", File, false),
+            ("/w/.git", "/w/.git2", Directory, false),
+            ("/w/.git", "/w/.git2", File, false),
+            ("/w/x", "/w/.git", Directory, false),
+            ("/w/x", "/w/.git", File, true),
+            ("/w/x", "/w/.git", Symlink, false),
+            ("/w/x", "/w/y.git", Directory, false),
+            ("/w/y.git", "/w/x", Directory, false),
+            ("/w/repo", "/w/repo2", Directory, true),
+            ("/w/.git/hooks", "/w/.git/h", Directory, false),
+            ("/w/x", "/w/.git/hooks", Directory, false),
+            ("/w/x", "/w/.git/hooks/pre-commit", File, false),
+            ("/w/.git/hooks/p.sample", "/w/.git/hooks/p", File, false),
+            ("/w/.git/config.lock", "/w/.git/config", File, true),
+            ("/w/x", "/w/.git/config", Directory, false),
+            ("/w/.git/modules/a", "/w/x", Directory, false),
+            ("/w/x", "/w/.git/modules/a", Directory, false),
+            ("/w/.git/rebase-merge", "/w/.git/x", Directory, true),
+            ("/w/x", "/w/.vscode", Directory, false),
+            ("/w/.config", "/w/c", Directory, false),
+            ("/w/c", "/w/.ssh", Directory, false),
+            ("/w/a", "/w/c", Directory, false),
+            ("/w/a/b", "/w/c", Directory, false),
+            ("/w/a/b/locked", "/w/c", File, false),
+            ("/w/c", "/w/a", Directory, false),
+            ("/w/a/q", "/w/a/r", Directory, true),
+            ("/w/.env", "/w/env", File, false),
+            ("/w/env", "/w/.env", File, false),
+            ("/w/s", "/w/t", Directory, false),
+            ("/tmp/p", "/tmp/q", Directory, false),
+            ("/tmp/p/w", "/tmp/p/v", Directory, false),
+            ("/tmp/q", "/tmp/r", Directory, true),
+            ("/w/cache/x", "/w/y", Directory, false),
+            ("/w/cache/x", "/w/cache/y", Directory, true),
+            ("/w/node_modules/x", "/w/y", Directory, false),
+            ("/w/node_modules", "/w/y", Directory, false),
+            ("/w/node_modules/.x-1", "/w/node_modules/x", Directory, true),
+        ];
+        for (from, to, kind, allowed) in rows {
+            let refused = rules.rename_refused(Path::new(from), Path::new(to), *kind);
+            assert_eq!(refused.is_none(), *allowed, "{kind:?} {from} -> {to} {refused:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_links() {
+        let rules = rules(Mode::WorkspaceWrite, |policy| policy.deny_read = vec![".env".into()]);
+        for (from, to, allowed) in [
+            ("/w/a", "/w/b", true),
+            ("/w/a", "/w/.git/hooks/pre-commit", false),
+            ("/w/.git/hooks/pre-commit", "/w/a", false),
+            ("/w/.git/config", "/w/a", false),
+            ("/w/a", "/w/.git/config", false),
+            ("/w/.git/config", "/tmp/c/.git/config", true),
+            ("/w/a", "/w/.git", false),
+            ("/w/.env", "/w/b", false),
+            ("/etc/passwd", "/w/b", false),
+            ("/w/a", "/etc/b", false),
+        ] {
+            let refused = rules.link_refused(Path::new(from), Path::new(to));
+            assert_eq!(refused.is_none(), allowed, "{from} -> {to} {refused:?}");
+        }
+    }
+
+    #[test]
+    fn git_files_are_judged_by_their_content() {
+        let rules = rules(Mode::WorkspaceWrite, |policy| {
+            policy.allow_write = vec!["/w/free/.git/config".into()];
+        });
+        let rows = [
+            ("/w/.git/config", "[core]\n\tbare = false\n", true),
+            ("/w/.git/config", "[core]\n\thooksPath = x\n", false),
+            ("/w/free/.git/config", "[core]\n\thooksPath = x\n", true),
+            ("/w/.git/modules/s/config", "[core]\n\tworktree = ../../../s\n", true),
+            ("/w/.git/config", "[core]\n\tworktree = ../s\n", false),
+            ("/w/t/.git", "gitdir: /w/.git/worktrees/t\n", true),
+            ("/w/s/.git", "gitdir: ../.git/modules/s\n", true),
+            ("/w/s/.git", "gitdir: /home/u/r/.git/worktrees/s\n", true),
+            ("/w/s/.git", "gitdir: ../b.git\n", true),
+            ("/w/s/.git", "gitdir: ../evil\n", false),
+            ("/w/s/.git", "gitdir: ../.git/objects/evil\n", false),
+            ("/w/s/.git", "gitdir: /proc/self/cwd/evil\n", false),
+            ("/w/.git/worktrees/t/commondir", "../..\n", true),
+            ("/w/.git/worktrees/t/commondir", "/w/evil\n", false),
+            ("/w/.git/commondir", "evil\n", false),
+            ("/w/plain", "anything", true),
+        ];
+        for (path, text, allowed) in rows {
+            let judged = rules.judge(Path::new(path), None, text.as_bytes());
+            assert_eq!(judged.is_ok(), allowed, "{path} {text:?} {judged:?}");
+        }
+        let denial = rules.judge(Path::new("/w/.git/config"), None, b"[core] pager=x").unwrap_err();
+        assert_eq!(denial.source(), "protection .git/config: core.pager");
+    }
+
+    #[test]
+    fn full_access_refuses_nothing_of_its_own() {
+        use EntryKind::{Directory, Symlink};
+        let rules = rules(Mode::DangerFullAccess, |_| {});
+        let path = Path::new("/w/.git/hooks");
+        assert!(!rules.has_path_rules());
+        assert_eq!(rules.create_refused(path, Symlink), None);
+        assert_eq!(rules.rename_refused(Path::new("/w/.git"), path, Directory), None);
+        assert_eq!(rules.config_kind(Path::new("/w/.git/config")), None);
     }
 }
