@@ -51,9 +51,34 @@ impl Connection {
         Ok(Self(session))
     }
 
+    /// Returns what tells the kernel about changes.
+    pub fn notifier(&self) -> Notifier {
+        Notifier(self.0.notifier())
+    }
+
     /// Serves until the mount is gone.
     pub fn run(self) -> io::Result<()> {
         self.0.run()
+    }
+}
+
+/// Tells the kernel that something it was told may not be so any more. What it doesn't know it ignores.
+pub struct Notifier(fuser::Notifier);
+
+impl Notifier {
+    /// A name may lead elsewhere now, or nowhere.
+    pub fn entry(&self, parent: u64, name: &OsStr) {
+        if let Err(error) = self.0.inval_entry(INodeNo(parent), name) {
+            tracing::debug!(%error, "the kernel didn't take a notification");
+        }
+    }
+
+    /// A node's attributes, and its data if `data`, may be others now.
+    pub fn inode(&self, id: u64, data: bool) {
+        let (offset, length) = if data { (0, 0) } else { (-1, 0) };
+        if let Err(error) = self.0.inval_inode(INodeNo(id), offset, length) {
+            tracing::debug!(%error, "the kernel didn't take a notification");
+        }
     }
 }
 
@@ -75,14 +100,13 @@ impl Adapter {
         }
     }
 
-    fn reply_entry(&self, reply: ReplyEntry, result: Result<Entry<'_>, Errno>) {
+    fn reply_entry(reply: ReplyEntry, result: Result<Entry<'_>, Errno>) {
         match result {
             Ok(entry) => {
                 let attr = file_attr(entry.pending.node.id, &entry.stat);
-                let lives = &self.fs.lifetimes;
                 reply.entry_with_ttls(
-                    &lives.attr,
-                    &lives.entry,
+                    &entry.attr_life,
+                    &entry.name_life,
                     &attr,
                     generation(&entry.pending.node),
                 );
@@ -99,12 +123,12 @@ impl Adapter {
         }
     }
 
-    fn reply_attr(&self, reply: ReplyAttr, ino: INodeNo, result: Result<Stat, Errno>) {
+    fn reply_attr(reply: ReplyAttr, ino: INodeNo, result: Result<(Stat, Duration), Errno>) {
         match result {
             // The root's number in the protocol is 1; what it shows is the host's.
-            Ok(stat) => {
+            Ok((stat, life)) => {
                 let shown = if ino.0 == ROOT { stat.ino } else { ino.0 };
-                reply.attr(&self.fs.lifetimes.attr, &file_attr(shown, &stat));
+                reply.attr(&life, &file_attr(shown, &stat));
             }
             Err(errno) => reply.error(errno),
         }
@@ -260,15 +284,15 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let result = self.ask(|fs| fs.lookup(parent.0, name));
-        let negative = self.fs.lifetimes.negative;
-        if !negative.is_zero() && matches!(result, Err(errno) if errno.code() == libc::ENOENT) {
-            // Number 0 with a lifetime: the kernel may believe that the name is absent.
-            let nothing = file_attr(0, &Stat { mode: libc::S_IFREG, ..Stat::default() });
-            reply.entry(&negative, &nothing, Generation(0));
-            return;
+        match self.ask(|fs| fs.lookup(parent.0, name)) {
+            Ok(Ok(entry)) => Self::reply_entry(reply, Ok(entry)),
+            Ok(Err(life)) => {
+                // Number 0 with a lifetime: the kernel may believe that the name is absent.
+                let nothing = file_attr(0, &Stat { mode: libc::S_IFREG, ..Stat::default() });
+                reply.entry(&life, &nothing, Generation(0));
+            }
+            Err(errno) => reply.error(errno),
         }
-        self.reply_entry(reply, result);
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
@@ -288,7 +312,7 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let result = self.ask(|fs| fs.getattr(ino.0, handle.map(|handle| handle.0)));
-        self.reply_attr(reply, ino, result);
+        Self::reply_attr(reply, ino, result);
     }
 
     fn setattr(
@@ -313,7 +337,7 @@ impl Filesystem for Adapter {
             Change { mode, uid, gid, size, atime: atime.map(when), mtime: mtime.map(when) };
         let result = self
             .ask(|fs| fs.setattr(caller(request), ino.0, handle.map(|handle| handle.0), change));
-        self.reply_attr(reply, ino, result);
+        Self::reply_attr(reply, ino, result);
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -333,7 +357,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.reply_entry(
+        Self::reply_entry(
             reply,
             self.ask(|fs| fs.mknod(caller(request), parent.0, name, mode, umask, rdev)),
         );
@@ -348,7 +372,7 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        self.reply_entry(
+        Self::reply_entry(
             reply,
             self.ask(|fs| fs.mkdir(caller(request), parent.0, name, mode, umask)),
         );
@@ -370,7 +394,10 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        self.reply_entry(reply, self.ask(|fs| fs.symlink(caller(request), parent.0, name, target)));
+        Self::reply_entry(
+            reply,
+            self.ask(|fs| fs.symlink(caller(request), parent.0, name, target)),
+        );
     }
 
     fn rename(
@@ -397,7 +424,7 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.reply_entry(
+        Self::reply_entry(
             reply,
             self.ask(|fs| fs.link(caller(request), ino.0, newparent.0, newname)),
         );
@@ -438,7 +465,7 @@ impl Filesystem for Adapter {
         match self.ask(|fs| fs.create(caller(request), parent.0, name, mode, umask, flags(raw))) {
             Ok((entry, opened)) => {
                 let attr = file_attr(entry.pending.node.id, &entry.stat);
-                let life = self.fs.lifetimes.attr.min(self.fs.lifetimes.entry);
+                let life = entry.attr_life.min(entry.name_life);
                 let generation = generation(&entry.pending.node);
                 let handle = FileHandle(opened.handle);
                 match opened.data {
@@ -567,13 +594,12 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let lives = self.fs.lifetimes;
         let result = self.ask(|fs| {
             fs.readdirplus(handle.0, offset, |listed, shown, entry| match entry {
                 Some(entry) => {
                     let node = &entry.pending.node;
                     let attr = file_attr(node.id, &entry.stat);
-                    let life = lives.attr.min(lives.entry);
+                    let life = entry.attr_life.min(entry.name_life);
                     let full = reply.add(
                         attr.ino,
                         listed.next,

@@ -17,6 +17,7 @@ use crate::host::{self, SelfFd, Stat};
 use crate::node::{Node, PendingLookup, Table};
 use crate::owner::Owner;
 use crate::process::Processes;
+use crate::watch::Watches;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -29,9 +30,10 @@ pub struct Caller {
 /// How long the kernel may believe what it was told.
 #[derive(Clone, Copy, Debug)]
 pub struct Lifetimes {
-    pub entry: Duration,
-    pub attr: Duration,
-    pub negative: Duration,
+    /// What a watch covers: its changes are told.
+    pub watched: Duration,
+    /// Anything else.
+    pub unwatched: Duration,
 }
 
 /// What a lookup answers: a node, its attributes, and the count that goes with it.
@@ -39,6 +41,10 @@ pub struct Lifetimes {
 pub struct Entry<'t> {
     pub pending: PendingLookup<'t>,
     pub stat: Stat,
+    /// How long the name may be believed.
+    pub name_life: Duration,
+    /// How long the attributes may be believed.
+    pub attr_life: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +74,7 @@ pub struct Fs {
     pub(crate) process_ids: (u32, u32),
     /// Device number of our own mount, or 0 while it isn't known: never entered (`DESIGN` 5).
     pub(crate) own_device: AtomicU64,
+    pub(crate) watches: Watches,
     rules: Arc<Rules>,
     sink: Arc<dyn Sink>,
     processes: Processes,
@@ -94,6 +101,7 @@ impl Fs {
     pub fn new(parts: Parts) -> FsResult<Self> {
         let stat = host::stat_fd(parts.source.as_fd())?;
         let key = host::key_of(parts.source.as_fd(), &stat);
+        let watches = Watches::new(&parts.source, stat.dev);
         Ok(Self {
             table: Table::new(parts.source, &stat, key, parts.pins),
             handles: Handles::default(),
@@ -105,6 +113,7 @@ impl Fs {
             observe_full: parts.policy.observe == ObserveLevel::Full,
             process_ids: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             own_device: AtomicU64::new(0),
+            watches,
             rules: parts.rules,
             sink: parts.sink,
             processes: Processes::default(),
@@ -146,7 +155,24 @@ impl Fs {
         }
         let pending = self.table.lookup(&stat, || host::generation(dir, name));
         pending.node.add_name(parent, OsStr::from_bytes(name.as_bytes()));
-        Ok(Entry { pending, stat: self.show(stat) })
+        let name_life = self.name_life(parent);
+        let attr_life = self.tell(&pending.node, &stat);
+        Ok(Entry { pending, stat: self.show(stat), name_life, attr_life })
+    }
+
+    /// Returns how long a name in a directory may be believed.
+    pub(crate) fn name_life(&self, parent: &Node) -> Duration {
+        if parent.watch.load(Ordering::Acquire) > 0 {
+            self.lifetimes.watched
+        } else {
+            self.lifetimes.unwatched
+        }
+    }
+
+    /// Notes what the kernel is about to be told of a node, and returns how long it may believe that.
+    pub(crate) fn tell(&self, node: &Node, stat: &Stat) -> Duration {
+        node.told.store(stat.ctime.nanos(), Ordering::Release);
+        if node.is_watched(stat.nlink) { self.lifetimes.watched } else { self.lifetimes.unwatched }
     }
 
     // --- policy -----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ mod owner;
 mod process;
 mod server;
 mod sys;
+mod watch;
 
 pub use owner::Owner;
 pub use server::{ServeError, Server, ServerConfig, mount_data, serve};

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -61,7 +61,16 @@ pub struct Node {
     pub backing: Mutex<Backing>,
     /// The version whose pages the kernel may still cache.
     pub cached: Mutex<Option<Version>>,
+    /// The change time of the attributes that the kernel was told last, in nanoseconds.
+    pub told: AtomicI64,
+    /// The watch on a directory, [`WATCH_UNKNOWN`] or [`WATCH_FAILED`].
+    pub watch: AtomicI32,
 }
+
+/// Nobody has tried to watch the directory yet.
+pub const WATCH_UNKNOWN: i32 = 0;
+/// The directory can't be watched.
+pub const WATCH_FAILED: i32 = -1;
 
 /// A node's registration for kernel passthrough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,6 +145,27 @@ impl Node {
         }
         drop(names);
         *self.zone.lock() = None;
+    }
+
+    /// Tells whether the node is known by this name.
+    pub fn is_called(&self, parent: &Self, name: &OsStr) -> bool {
+        self.names
+            .lock()
+            .live
+            .iter()
+            .any(|known| known.parent.id == parent.id && known.name == name)
+    }
+
+    /// Tells whether every change of the node's attributes would be seen: a directory is watched itself, a file with
+    /// one name in the directory that holds it.
+    pub fn is_watched(&self, links: u32) -> bool {
+        if self.kind == FileType::Directory {
+            return self.watch.load(Ordering::Acquire) > 0;
+        }
+        let names = self.names.lock();
+        links == 1
+            && names.live.len() == 1
+            && names.live.iter().all(|name| name.parent.watch.load(Ordering::Acquire) > 0)
     }
 
     /// Returns the cached zone, or computes it: the refusals of all known names together, so that a denial holds under
@@ -235,6 +265,11 @@ impl Table {
     /// Returns the node with this number.
     pub fn get(&self, id: u64) -> FsResult<Arc<Node>> {
         self.inner.lock().by_id.get(&id).cloned().ok_or(FsError::UnknownNode)
+    }
+
+    /// Returns every node.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.inner.lock().by_id.values().cloned().collect()
     }
 
     /// Returns how many nodes are known.
@@ -445,6 +480,8 @@ impl Node {
             zone: Mutex::new(None),
             backing: Mutex::new(Backing::Unknown),
             cached: Mutex::new(None),
+            told: AtomicI64::new(0),
+            watch: AtomicI32::new(WATCH_UNKNOWN),
         }
     }
 }

@@ -101,9 +101,8 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
         passthrough: config.passthrough,
         pins,
         lifetimes: Lifetimes {
-            entry: Duration::from_secs(1),
-            attr: Duration::from_secs(1),
-            negative: Duration::ZERO,
+            watched: Duration::from_secs(24 * 3600),
+            unwatched: Duration::from_secs(1),
         },
     });
     let fs = Arc::new(fs.map_err(|error| source(io_error(&error)))?);
@@ -113,9 +112,21 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
         Connection::open(fs.clone(), device, threads, root, if stacked { 2 } else { 1 })
             .map_err(init)?;
     let passthrough = fs.passthrough.load(Ordering::Relaxed);
+    let notifier = connection.notifier();
+    let watched = fs.clone();
+    let watcher = std::thread::Builder::new()
+        .name("stockade-watch".to_owned())
+        .spawn(move || crate::watch::run(&watched, &notifier))
+        .map_err(init)?;
+    let ending = fs.clone();
     let thread = std::thread::Builder::new()
         .name("stockade-fs".to_owned())
-        .spawn(move || connection.run())
+        .spawn(move || {
+            let result = connection.run();
+            ending.watches.stop();
+            watcher.join().map_err(|_| io::Error::other("the watching thread panicked"))?;
+            result
+        })
         .map_err(init)?;
     Ok(Server { passthrough, fs, thread })
 }

@@ -1,6 +1,7 @@
 //! Attributes.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 use stockade_observe::Op;
@@ -30,7 +31,7 @@ pub struct Change {
 
 impl Fs {
     /// Returns the attributes of a node as the host has them now.
-    pub fn getattr(&self, id: u64, handle: Option<u64>) -> FsResult<Stat> {
+    pub fn getattr(&self, id: u64, handle: Option<u64>) -> FsResult<(Stat, Duration)> {
         let stat = match handle.and_then(|number| self.handles.file(number).ok()) {
             Some(file) if file.fd.get().is_some() => match file.fd.get() {
                 Some(fd) => host::stat_fd(fd.as_fd())?,
@@ -38,7 +39,8 @@ impl Fs {
             },
             _ => self.stat(id)?,
         };
-        Ok(self.show(stat))
+        let life = self.tell(&*self.node(id)?, &stat);
+        Ok((self.show(stat), life))
     }
 
     fn stat(&self, id: u64) -> FsResult<Stat> {
@@ -65,7 +67,7 @@ impl Fs {
         id: u64,
         handle: Option<u64>,
         change: Change,
-    ) -> FsResult<Stat> {
+    ) -> FsResult<(Stat, Duration)> {
         let node = self.node(id)?;
         let pin = self.table.pin(&node)?;
         let path = self.path(&node);
@@ -97,7 +99,9 @@ impl Fs {
                 Ok(rustix::fs::utimensat(&*pin, c"", &times, AtFlags::EMPTY_PATH)?)
             })?;
         }
-        Ok(self.show(host::stat_fd(pin.as_fd())?))
+        let stat = host::stat_fd(pin.as_fd())?;
+        let life = self.tell(&node, &stat);
+        Ok((self.show(stat), life))
     }
 
     fn truncate(

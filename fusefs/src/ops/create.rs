@@ -28,6 +28,7 @@ impl Fs {
     fn place(&self, parent: u64, name: &OsStr) -> FsResult<Place> {
         let parent = self.node(parent)?;
         let dir = self.table.pin(&parent)?;
+        self.watches.ensure(&parent, &dir);
         let path = self.path_at(&parent, name);
         Ok(Place { dir, name: host::component(name)?, path, parent })
     }

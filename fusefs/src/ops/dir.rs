@@ -30,6 +30,7 @@ impl Fs {
         let who = self.who(caller);
         let opened = self.may_read(&node).and_then(|()| {
             let pin = self.table.pin(&node)?;
+            self.watches.ensure(&node, &pin);
             self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)
         });
         let fd = match opened {

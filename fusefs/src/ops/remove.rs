@@ -37,6 +37,7 @@ impl Fs {
         let mut victim = None;
         let result = self.may_change(&path).and_then(|()| {
             victim = self.victim(&parent, dir.as_fd(), name);
+            self.watches.removing(&parent, name);
             Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
         });
         if let Some((stat, node)) = victim {

@@ -38,6 +38,9 @@ impl Fs {
                         self.may_write(node)?;
                     }
                 }
+                if !exchange {
+                    self.watches.removing(&from, from_name);
+                }
                 Ok(rustix::fs::renameat_with(
                     &*from_dir,
                     &from_component,

@@ -1,0 +1,272 @@
+//! Host changes: seen through inotify, told to the kernel (contract F10).
+//!
+//! The kernel is given long lifetimes for what lies in a watched directory and short ones for everything else. A
+//! directory is watched before the first answer about a name in it is prepared, so no change can fall between. Events
+//! carry no process id, and our own operations cause events as well; so an event is only a hint to compare what the
+//! host says now with what the kernel was told last, and the kernel hears of a difference alone.
+//!
+//! Notifications are sent from one thread of their own that holds no lock meanwhile: the kernel may make it wait for an
+//! operation that one of the serving threads has yet to answer.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+
+use crate::adapter::Notifier;
+use crate::fs::Fs;
+use crate::host;
+use crate::node::{Node, WATCH_FAILED, WATCH_UNKNOWN};
+
+/// Events that come this close together are handled as one.
+const GATHER: Duration = Duration::from_millis(5);
+/// A difference is told a second time after this: an answer that was under way may have carried the old state.
+const AGAIN: Duration = Duration::from_millis(40);
+
+/// The watched directories.
+#[derive(Debug)]
+pub struct Watches {
+    inotify: Option<OwnedFd>,
+    wake: Option<OwnedFd>,
+    stop: AtomicBool,
+    device: u64,
+    known: Mutex<HashMap<i32, Weak<Node>>>,
+    /// Names that we are taking away ourselves, by directory.
+    removals: Mutex<HashSet<(u64, OsString)>>,
+}
+
+impl Watches {
+    /// Prepares watching below a source on `device`; on a file system whose changes may come from other machines
+    /// nothing is ever watched.
+    pub fn new(source: &OwnedFd, device: u64) -> Self {
+        let local = rustix::fs::fstatfs(source)
+            .is_ok_and(|fs| u64::try_from(fs.f_type).is_ok_and(is_local));
+        let made = || -> io::Result<(OwnedFd, OwnedFd)> {
+            let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+            Ok((inotify, eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        };
+        let (inotify, wake) = match local.then(made) {
+            Some(Ok((inotify, wake))) => (Some(inotify), Some(wake)),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "host changes can't be watched; lifetimes stay short");
+                (None, None)
+            }
+            None => (None, None),
+        };
+        Self {
+            inotify,
+            wake,
+            stop: AtomicBool::new(false),
+            device,
+            known: Mutex::default(),
+            removals: Mutex::default(),
+        }
+    }
+
+    /// Watches a directory if it isn't watched yet, and says whether it is.
+    pub fn ensure(&self, node: &Arc<Node>, pin: &OwnedFd) -> bool {
+        let at = node.watch.load(Ordering::Acquire);
+        if at != WATCH_UNKNOWN {
+            return at != WATCH_FAILED;
+        }
+        let Some(inotify) = &self.inotify else { return false };
+        if node.key.dev != self.device {
+            return false;
+        }
+        let mask = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::ATTRIB
+            | WatchFlags::MODIFY
+            | WatchFlags::CLOSE_WRITE
+            | WatchFlags::ONLYDIR
+            | WatchFlags::EXCL_UNLINK;
+        let mut known = self.known.lock();
+        match inotify::add_watch(inotify, host::magic_link(pin.as_fd()), mask) {
+            Ok(watch) => {
+                known.insert(watch, Arc::downgrade(node));
+                node.watch.store(watch, Ordering::Release);
+                true
+            }
+            Err(error) => {
+                // Out of watches, or a directory that we may not read: short lifetimes there.
+                tracing::debug!(%error, "a directory isn't watched");
+                node.watch.store(WATCH_FAILED, Ordering::Release);
+                false
+            }
+        }
+    }
+
+    /// The kernel has forgotten a node.
+    pub fn forget(&self, node: &Node) {
+        let watch = node.watch.swap(WATCH_UNKNOWN, Ordering::AcqRel);
+        if let Some(inotify) = &self.inotify
+            && watch > 0
+            && self.known.lock().remove(&watch).is_some()
+            && let Err(error) = inotify::remove_watch(inotify, watch)
+        {
+            tracing::debug!(%error, "a watch had ended by itself");
+        }
+    }
+
+    /// Says that the next disappearance of this name is ours: the kernel knows.
+    pub fn removing(&self, parent: &Node, name: &OsStr) {
+        if parent.watch.load(Ordering::Relaxed) > 0 {
+            let mut removals = self.removals.lock();
+            // Entries leave with their events; should the host lose events, start afresh.
+            if removals.len() > 100_000 {
+                removals.clear();
+            }
+            removals.insert((parent.id, name.to_os_string()));
+        }
+    }
+
+    /// Ends the watching thread.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(wake) = &self.wake
+            && let Err(error) = rustix::io::write(wake, &1_u64.to_ne_bytes())
+        {
+            tracing::debug!(%error, "the watching thread is awake already");
+        }
+    }
+}
+
+/// File systems whose changes all go through this kernel (magic numbers from linux/magic.h and statfs(2)).
+fn is_local(magic: u64) -> bool {
+    const LOCAL: [u64; 9] = [
+        0xef53,      // ext2, ext3, ext4
+        0x5846_5342, // xfs
+        0x9123_683e, // btrfs
+        0x0102_1994, // tmpfs
+        0x8584_58f6, // ramfs
+        0x794c_7630, // overlayfs
+        0xf2f5_2010, // f2fs
+        0x2fc1_2fc1, // zfs
+        0xca45_1a4e, // bcachefs
+    ];
+    LOCAL.contains(&magic)
+}
+
+/// A name in a watched directory, or the directory itself.
+type Place = (i32, Option<CString>);
+
+/// Tells the kernel about host changes until [`Watches::stop`].
+pub fn run(fs: &Fs, notifier: &Notifier) {
+    let watches = &fs.watches;
+    let (Some(inotify), Some(wake)) = (&watches.inotify, &watches.wake) else { return };
+    let mut again: Vec<(Instant, Place)> = Vec::new();
+    loop {
+        let wait = again.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        let mut fds = [PollFd::new(inotify, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!(%error, "host changes aren't seen any more");
+                return;
+            }
+        }
+        if watches.stop.load(Ordering::Acquire) {
+            return;
+        }
+        if !fds[0].revents().is_empty() {
+            std::thread::sleep(GATHER);
+        }
+        let mut places = HashSet::new();
+        if !drain(inotify, watches, &mut places) {
+            everything(fs, notifier);
+            again.clear();
+            continue;
+        }
+        for place in places {
+            if compare(fs, notifier, &place, false) {
+                again.push((Instant::now() + AGAIN, place));
+            }
+        }
+        let now = Instant::now();
+        let due = again.iter().take_while(|(at, _)| *at <= now).count();
+        for (_, place) in again.drain(..due) {
+            compare(fs, notifier, &place, true);
+        }
+    }
+}
+
+/// Reads what happened; false if the kernel lost some of it.
+fn drain(inotify: &OwnedFd, watches: &Watches, places: &mut HashSet<Place>) -> bool {
+    let mut buffer = [MaybeUninit::uninit(); 64 * 1024];
+    let mut reader = inotify::Reader::new(inotify, &mut buffer);
+    let mut complete = true;
+    while let Ok(event) = reader.next() {
+        if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+            complete = false;
+        } else if event.events().contains(ReadFlags::IGNORED) {
+            watches.known.lock().remove(&event.wd());
+        } else {
+            places.insert((event.wd(), event.file_name().map(ToOwned::to_owned)));
+        }
+    }
+    complete
+}
+
+/// Compares one place with what the kernel was told, and tells it if they differ. `surely` skips the comparison.
+fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) -> bool {
+    let Some(dir) = fs.watches.known.lock().get(watch).and_then(Weak::upgrade) else {
+        return false;
+    };
+    let Some(pin) = dir.held_pin().or_else(|| fs.table.pin(&dir).ok()) else { return false };
+    let Some(name) = name else {
+        return host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
+    };
+    let os_name = OsStr::from_bytes(name.as_bytes());
+    let ours = fs.watches.removals.lock().remove(&(dir.id, os_name.to_os_string()));
+    let told = match host::stat_at(pin.as_fd(), name) {
+        Ok(stat) => match fs.table.peek(&stat) {
+            Some(node) if node.is_called(&dir, os_name) => refresh(notifier, &node, &stat, surely),
+            _ => {
+                notifier.entry(dir.id, os_name);
+                true
+            }
+        },
+        Err(_) if ours && !surely => false,
+        Err(_) => {
+            notifier.entry(dir.id, os_name);
+            true
+        }
+    };
+    if told && let Ok(stat) = host::stat_fd(pin.as_fd()) {
+        refresh(notifier, &dir, &stat, surely);
+    }
+    told
+}
+
+/// Has the kernel ask for a node's attributes again, if they are others than those it was told.
+fn refresh(notifier: &Notifier, node: &Node, stat: &host::Stat, surely: bool) -> bool {
+    let differs = node.told.load(Ordering::Acquire) != stat.ctime.nanos();
+    if differs || surely {
+        notifier.inode(node.id, stat.is_regular());
+    }
+    differs
+}
+
+/// Has the kernel ask for everything again.
+fn everything(fs: &Fs, notifier: &Notifier) {
+    tracing::warn!("host changes came faster than they could be read; asking for everything again");
+    for node in fs.table.all() {
+        for name in node.names() {
+            notifier.entry(name.parent.id, &name.name);
+        }
+        notifier.inode(node.id, node.kind == rustix::fs::FileType::RegularFile);
+    }
+}
