@@ -2,10 +2,16 @@
 //!
 //! The library works without the command line; only [`cli`] parses arguments and prints.
 
+pub mod backend;
 pub mod cli;
+pub mod enforcement;
 pub mod error;
+pub mod init;
 pub mod namespace;
 pub mod probe;
+pub mod resolve;
+pub mod restrict;
+pub mod spec;
 pub mod state;
 pub mod sys;
 

@@ -123,6 +123,16 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<Child> {
     }
 }
 
+/// Forks like [`fork`], for a caller that reaps by itself: returns the bare process id.
+///
+/// # Errors
+/// There are too many processes, or too little memory.
+pub fn fork_bare(body: impl FnOnce() -> u8) -> io::Result<Pid> {
+    let mut child = fork(body)?;
+    child.reaped = true;
+    Ok(child.pid)
+}
+
 /// Replaces the process image; returns only when that failed.
 #[must_use]
 pub fn exec(path: &CStr, argv: &CStringArray, environment: &CStringArray) -> Errno {
@@ -364,6 +374,108 @@ pub fn dup_onto(fd: BorrowedFd<'_>, new: BorrowedFd<'_>) -> rustix::io::Result<(
     // SAFETY: `new` is open and borrowed, so its number stays the owner's: the owner still owns exactly one open
     // descriptor of that number afterwards, only of another file.
     let result = unsafe { libc::dup3(fd.as_raw_fd(), new.as_raw_fd(), libc::O_CLOEXEC) };
+    if result < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Makes each of `fds` also appear under the number at the same place in `numbers`, inherited over exec.
+///
+/// # Errors
+/// A number is negative, one of the standard streams', or above the limit.
+pub fn place(fds: &[OwnedFd], numbers: &[i32]) -> rustix::io::Result<()> {
+    let above = numbers.iter().copied().max().map_or(3, |most| most.saturating_add(1));
+    // First out of the way of each other, then to where they belong.
+    let mut moved = Vec::with_capacity(fds.len());
+    for fd in fds {
+        moved.push(rustix::io::fcntl_dupfd_cloexec(fd, above)?);
+    }
+    for (fd, &number) in moved.iter().zip(numbers) {
+        if number <= 2 {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: dup2(2) onto a number closes what it was. In this process, between fork and exec, nothing below
+        // `above` is used afterwards except the three standard streams, which were excluded.
+        if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 {
+            return Err(last_errno());
+        }
+    }
+    Ok(())
+}
+
+/// Sends a signal by number to a child that isn't reaped yet.
+///
+/// # Errors
+/// It may not be signalled.
+pub fn kill(pid: Pid, signal: c_int) -> rustix::io::Result<()> {
+    // SAFETY: kill(2) has no memory-safety precondition.
+    if unsafe { libc::kill(pid.as_raw_pid(), signal) } < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Sends a signal to every process of this PID namespace but the caller. Only for process 1 of a namespace.
+///
+/// # Errors
+/// There is no other, or the caller isn't process 1.
+pub fn kill_all(signal: c_int) -> rustix::io::Result<()> {
+    if rustix::process::getpid().as_raw_pid() != 1 {
+        return Err(Errno::PERM);
+    }
+    // SAFETY: kill(2) has no memory-safety precondition; the check above keeps it inside a namespace of our own.
+    if unsafe { libc::kill(-1, signal) } < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Enters a Landlock domain that restricts nothing but signals and abstract Unix sockets to outside of it.
+///
+/// # Errors
+/// The kernel is older than ABI 6, or the process may still gain privileges.
+pub fn landlock_scope() -> rustix::io::Result<()> {
+    #[repr(C)]
+    struct Attributes {
+        handled_access_fs: u64,
+        handled_access_net: u64,
+        scoped: u64,
+    }
+    const ABSTRACT_UNIX_SOCKET: u64 = 1;
+    const SIGNAL: u64 = 2;
+    let attributes = Attributes {
+        handled_access_fs: 0,
+        handled_access_net: 0,
+        scoped: ABSTRACT_UNIX_SOCKET | SIGNAL,
+    };
+    // SAFETY: the pointer and size describe `attributes`, laid out as `struct landlock_ruleset_attr` of ABI 6; the
+    // call only reads it.
+    let ruleset = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            &raw const attributes,
+            size_of::<Attributes>(),
+            0_u32,
+        )
+    };
+    let Some(ruleset) = RawFd::try_from(ruleset).ok().filter(|&fd| fd >= 0) else {
+        return Err(last_errno());
+    };
+    // SAFETY: the call above returned a fresh descriptor.
+    let ruleset = unsafe { OwnedFd::from_raw_fd(ruleset) };
+    // SAFETY: restricting itself is the purpose; the call takes a descriptor and no pointer.
+    let result =
+        unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0_u32) };
+    if result < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Installs a seccomp filter for this thread and what it becomes.
+///
+/// # Errors
+/// The kernel has none, or the process may still gain privileges.
+pub fn install_filter(program: &[crate::restrict::Instruction]) -> rustix::io::Result<()> {
+    let mut instructions: Vec<libc::sock_filter> =
+        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
+    let filter = libc::sock_fprog {
+        len: u16::try_from(instructions.len()).map_err(|_| Errno::INVAL)?,
+        filter: instructions.as_mut_ptr(),
+    };
+    // SAFETY: `filter` points to `len` instructions that live over the call; the kernel copies and checks them.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter, 0, 0)
+    };
     if result < 0 { Err(last_errno()) } else { Ok(()) }
 }
 

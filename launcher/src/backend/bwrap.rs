@@ -1,0 +1,212 @@
+//! bubblewrap: its arguments, all of them derived from the policy.
+//!
+//! The view inside: the host's root, read-only by the kernel; each region (a mount of our file system that stands at
+//! its own path already) with writing left to the file system's rules, so that refusals are recorded; a minimal `/dev`,
+//! a private `/proc`, an empty `/run` (nothing of the host's sockets, contract L11), Stockade's own directories hidden.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use stockade_policy::{Mode, Network, Policy};
+
+use crate::error::{Code, Failure};
+use crate::probe;
+
+/// What a root user's command keeps (contract L12).
+const KEPT_CAPABILITIES: [&str; 9] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_SETUID",
+    "CAP_SETGID",
+    "CAP_KILL",
+    "CAP_SETFCAP",
+    "CAP_NET_BIND_SERVICE",
+];
+
+/// Directories below `/run` that hold programs and names, not sockets.
+const HARMLESS_IN_RUN: [&str; 4] =
+    ["/run/current-system", "/run/booted-system", "/run/wrappers", "/run/opengl-driver"];
+
+/// What of this machine the arguments depend on.
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    /// Whether the caller is root.
+    pub root: bool,
+    /// The caller's `$XDG_RUNTIME_DIR`.
+    pub runtime_directory: Option<PathBuf>,
+    /// Files below `/run` that names outside of it lead to and that ordinary programs need (`resolv.conf`).
+    pub run_files: Vec<PathBuf>,
+    /// Directories of Stockade's own.
+    pub own: Vec<PathBuf>,
+}
+
+impl Machine {
+    /// Looks at this machine.
+    #[must_use]
+    pub fn look(own: Vec<PathBuf>) -> Self {
+        let below_run = |path: &&PathBuf| path.starts_with("/run");
+        Self {
+            root: rustix::process::geteuid().is_root(),
+            runtime_directory: std::env::var_os("XDG_RUNTIME_DIR")
+                .map(PathBuf::from)
+                .as_ref()
+                .filter(below_run)
+                .cloned(),
+            run_files: ["/etc/resolv.conf", "/etc/localtime", "/etc/hosts"]
+                .iter()
+                .filter_map(|path| std::fs::canonicalize(path).ok())
+                .filter(|path| path.starts_with("/run") && path.is_file())
+                .collect(),
+            own,
+        }
+    }
+}
+
+/// Finds bubblewrap. A copy in a place that a confined command may write isn't taken: an earlier command could have
+/// put it there.
+///
+/// # Errors
+/// There is none that can be trusted.
+pub fn find(policy: &Policy, path: &std::ffi::OsStr) -> Result<PathBuf, Failure> {
+    let unavailable =
+        |why: String| Failure::new(Code::SandboxUnavailable, why).help(probe::bubblewrap_remedy());
+    let Some(found) = probe::find_program("bwrap", path) else {
+        return Err(unavailable("bubblewrap: `bwrap` is not on PATH".to_owned())
+            .help("`stockade doctor` shows what else this machine needs"));
+    };
+    let program = std::fs::canonicalize(&found).map_err(|error| {
+        unavailable(format!("bubblewrap: `{}`", found.display())).because(error)
+    })?;
+    let mut roots = policy.writable_roots();
+    roots.push(policy.root.clone());
+    if policy.mode != Mode::DangerFullAccess && roots.iter().any(|root| program.starts_with(root)) {
+        return Err(unavailable(format!(
+            "bubblewrap: `{}` lies where the command may write, so it can't be trusted",
+            program.display()
+        )));
+    }
+    Ok(program)
+}
+
+/// Returns bubblewrap's options; the helper's command line follows them.
+#[must_use]
+pub fn options(policy: &Policy, regions: &[PathBuf], machine: &Machine) -> Vec<OsString> {
+    let mut list = Options(Vec::new());
+    list.flags(&["--die-with-parent", "--unshare-pid", "--as-pid-1"]);
+    if policy.mode == Mode::DangerFullAccess {
+        list.paths("--dev-bind", "/", "/").path("--proc", "/proc");
+    } else {
+        confine(&mut list, regions, machine);
+    }
+    if policy.network == Network::None {
+        list.flags(&["--unshare-net"]);
+    }
+    list.0
+}
+
+fn confine(list: &mut Options, regions: &[PathBuf], machine: &Machine) {
+    list.flags(&["--unshare-ipc"]);
+    list.paths("--ro-bind", "/", "/").path("--dev", "/dev").path("--proc", "/proc");
+    list.flags(&["--perms", "1777"]).path("--tmpfs", "/dev/shm");
+    list.path("--tmpfs", "/run");
+    for path in HARMLESS_IN_RUN {
+        list.paths("--ro-bind-try", path, path);
+    }
+    for path in &machine.run_files {
+        list.paths("--ro-bind", path, path);
+    }
+    if let Some(directory) = &machine.runtime_directory {
+        list.flags(&["--perms", "0700"]).path("--tmpfs", directory);
+    }
+    for region in regions {
+        list.paths("--bind", region, region);
+    }
+    // Inside a region the file system's rules hide them.
+    for directory in &machine.own {
+        if !regions.iter().any(|region| directory.starts_with(region)) {
+            list.flags(&["--perms", "0000"]).path("--tmpfs", directory);
+            list.path("--remount-ro", directory);
+        }
+    }
+    list.path("--remount-ro", "/run").path("--remount-ro", "/dev");
+    if machine.root {
+        list.flags(&["--cap-drop", "ALL"]);
+        for capability in KEPT_CAPABILITIES {
+            list.flags(&["--cap-add", capability]);
+        }
+    }
+}
+
+struct Options(Vec<OsString>);
+
+impl Options {
+    fn flags(&mut self, flags: &[&str]) -> &mut Self {
+        self.0.extend(flags.iter().map(OsString::from));
+        self
+    }
+
+    fn path(&mut self, option: &str, path: impl AsRef<Path>) -> &mut Self {
+        self.0.push(option.into());
+        self.0.push(path.as_ref().into());
+        self
+    }
+
+    fn paths(&mut self, option: &str, from: impl AsRef<Path>, to: impl AsRef<Path>) -> &mut Self {
+        self.path(option, from);
+        self.0.push(to.as_ref().into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn has(options: &[OsString], wanted: &[&str]) -> bool {
+        options.windows(wanted.len()).any(|window| window.iter().zip(wanted).all(|(a, b)| a == b))
+    }
+
+    #[test]
+    fn only_regions_are_writable_and_everything_comes_from_the_policy() {
+        let mut policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
+        policy.network = Network::None;
+        let regions = [PathBuf::from("/w"), PathBuf::from("/tmp")];
+        let machine = Machine {
+            root: true,
+            own: vec!["/home/u/.local/state/stockade".into(), "/tmp/state".into()],
+            ..Machine::default()
+        };
+        let options = options(&policy, &regions, &machine);
+        let binds: Vec<_> = options
+            .iter()
+            .zip(options.iter().skip(1))
+            .filter(|(option, _)| *option == "--bind" || *option == "--dev-bind")
+            .map(|(_, path)| path.to_str().unwrap())
+            .collect();
+        assert_eq!(binds, ["/w", "/tmp"]);
+        assert!(has(&options, &["--ro-bind", "/", "/"]));
+        assert!(has(&options, &["--tmpfs", "/home/u/.local/state/stockade"]));
+        assert!(!has(&options, &["--tmpfs", "/tmp/state"]));
+        assert!(has(&options, &["--cap-drop", "ALL"]));
+        assert!(!options.iter().any(|option| option == "CAP_SYS_ADMIN"));
+        assert!(options.iter().any(|option| option == "--unshare-net"));
+    }
+
+    #[test]
+    fn a_bubblewrap_that_the_command_could_replace_is_not_taken() {
+        let base = tempfile::tempdir().unwrap();
+        let base = std::fs::canonicalize(base.path()).unwrap();
+        let fake = base.join("bwrap");
+        std::fs::write(&fake, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(&fake, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let policy = Policy::new(Mode::WorkspaceWrite, base.clone());
+        let failure = find(&policy, base.as_os_str()).unwrap_err();
+        assert_eq!(failure.code(), Code::SandboxUnavailable);
+        let elsewhere = Policy::new(Mode::WorkspaceWrite, "/nonexistent".into());
+        assert_eq!(find(&elsewhere, base.as_os_str()).unwrap(), fake);
+    }
+}

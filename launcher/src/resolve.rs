@@ -1,0 +1,251 @@
+//! From what was asked to the complete [`Policy`] of one call (contract P2–P6).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use stockade_policy::{
+    Guard, Hardlinks, Mode, ModeSource, Network, ObserveLevel, Policy, Publish, fold_roots,
+};
+
+use crate::error::{Code, Failure};
+
+/// What a caller asks for. Paths may be relative to the working directory.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The mode and where it comes from.
+    pub mode: (Mode, ModeSource),
+    /// The directory that the run works in.
+    pub workspace: PathBuf,
+    /// The session, if there is one already.
+    pub session: Option<String>,
+    /// More directories that may be written.
+    pub writable: Vec<PathBuf>,
+    /// See [`Policy::deny_read`].
+    pub deny_read: Vec<String>,
+    /// See [`Policy::deny_write`].
+    pub deny_write: Vec<String>,
+    /// See [`Policy::allow_write`].
+    pub allow_write: Vec<String>,
+    /// See [`Guard`].
+    pub guard: Guard,
+    /// See [`Publish`].
+    pub publish: Publish,
+    /// See [`Network`].
+    pub network: Network,
+    /// See [`Hardlinks`].
+    pub hardlinks: Hardlinks,
+    /// See [`ObserveLevel`].
+    pub observe: ObserveLevel,
+}
+
+impl Request {
+    /// Asks for a mode in a workspace, everything else at its default.
+    #[must_use]
+    pub fn new(mode: Mode, workspace: PathBuf) -> Self {
+        Self {
+            mode: (mode, ModeSource::Default),
+            workspace,
+            session: None,
+            writable: Vec::new(),
+            deny_read: Vec::new(),
+            deny_write: Vec::new(),
+            allow_write: Vec::new(),
+            guard: Guard::default(),
+            publish: Publish::default(),
+            network: Network::default(),
+            hardlinks: Hardlinks::default(),
+            observe: ObserveLevel::default(),
+        }
+    }
+}
+
+/// What the platform adds.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// `/tmp` and the platform's directory for temporary files; those that don't exist are left out.
+    pub temporary: Vec<PathBuf>,
+    /// Directories of Stockade's own that the command must not see.
+    pub own: Vec<PathBuf>,
+}
+
+impl Places {
+    /// Looks at the environment; `own` are Stockade's directories.
+    #[must_use]
+    pub fn of_this_machine(own: Vec<PathBuf>) -> Self {
+        Self { temporary: vec![PathBuf::from("/tmp"), std::env::temp_dir()], own }
+    }
+}
+
+/// Resolves a request: every path canonical, every root a directory that can be confined.
+///
+/// # Errors
+/// A path doesn't exist, isn't a directory, or can't be made a root.
+pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
+    let root = canonical_directory(&request.workspace, "workspace", "--workspace")?;
+    let mut policy = Policy::new(request.mode.0, root);
+    policy.source = request.mode.1;
+    policy.session.clone_from(&request.session);
+    for path in &request.writable {
+        policy.extra_roots.push(canonical_directory(path, "writable path", "--writable")?);
+    }
+    // Best effort: a temporary directory that isn't there is no root.
+    policy.extra_roots.extend(
+        places
+            .temporary
+            .iter()
+            .filter_map(|path| fs::canonicalize(path).ok())
+            .filter(|path| path.is_dir()),
+    );
+    policy.deny_read.clone_from(&request.deny_read);
+    policy.deny_write.clone_from(&request.deny_write);
+    policy.allow_write.clone_from(&request.allow_write);
+    policy.guard = request.guard;
+    policy.publish = request.publish;
+    policy.network = request.network;
+    policy.hardlinks = request.hardlinks;
+    policy.observe = request.observe;
+    if policy.mode != Mode::DangerFullAccess {
+        let own = places.own.iter().filter_map(|path| path.to_str()).map(escape_glob);
+        policy.deny_read.extend(own);
+    }
+    for region in regions(&policy) {
+        check_region(&region)?;
+    }
+    Ok(policy)
+}
+
+/// Returns the directories that the file system serves, folded: every writable root and the workspace. In the other two
+/// modes it is the workspace alone.
+#[must_use]
+pub fn regions(policy: &Policy) -> Vec<PathBuf> {
+    match policy.mode {
+        Mode::ReadOnly | Mode::DangerFullAccess => vec![policy.root.clone()],
+        Mode::WorkspaceWrite => {
+            fold_roots(std::iter::once(&policy.root).chain(&policy.writable_roots()))
+        }
+    }
+}
+
+/// Makes a path stand for itself alone where a glob is expected.
+fn escape_glob(path: &str) -> String {
+    let mut escaped = String::with_capacity(path.len());
+    for character in path.chars() {
+        if "*?[]{}!\\".contains(character) {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
+}
+
+fn canonical_directory(path: &Path, what: &str, option: &str) -> Result<PathBuf, Failure> {
+    let invalid = |error: io::Error| {
+        Failure::new(Code::PolicyInvalid, format!("can't use the {what} `{}`", path.display()))
+            .because(error)
+    };
+    let canonical = fs::canonicalize(path).map_err(|error| {
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        let failure = invalid(error);
+        if missing {
+            failure.help(format!("create it first, or name another with {option}"))
+        } else {
+            failure
+        }
+    })?;
+    if !canonical.is_dir() {
+        return Err(invalid(io::ErrorKind::NotADirectory.into())
+            .help(format!("name the directory that holds it with {option}")));
+    }
+    Ok(canonical)
+}
+
+/// Directories of the kernel's, which can neither lie in a region nor contain one.
+const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+fn check_region(region: &Path) -> Result<(), Failure> {
+    let invalid = |why: String| {
+        Err(Failure::new(
+            Code::PolicyInvalid,
+            format!("`{}` can't be a workspace or a writable root: {why}", region.display()),
+        )
+        .help("choose a directory with --workspace DIR or --writable DIR"))
+    };
+    // The one place below /dev that ordinary programs write files to.
+    if region == Path::new("/dev/shm") {
+        return Ok(());
+    }
+    for kernel in KERNEL.map(Path::new) {
+        if kernel.starts_with(region) {
+            return invalid(format!("it contains `{}`", kernel.display()));
+        }
+        if region.starts_with(kernel) {
+            return invalid(format!("it lies in `{}`", kernel.display()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(temporary: &[&Path]) -> Places {
+        Places { temporary: temporary.iter().map(|path| path.to_path_buf()).collect(), own: vec![] }
+    }
+
+    #[test]
+    fn roots_are_canonical_and_folded_and_missing_temporary_directories_are_none() {
+        let base = tempfile::tempdir().unwrap();
+        let base = fs::canonicalize(base.path()).unwrap();
+        for directory in ["w", "t", "t/inner", "x"] {
+            fs::create_dir(base.join(directory)).unwrap();
+        }
+        std::os::unix::fs::symlink(base.join("t"), base.join("tmp")).unwrap();
+        let mut request = Request::new(Mode::WorkspaceWrite, base.join("x/../w"));
+        request.writable = vec![base.join("t/inner")];
+        let policy =
+            resolve(&request, &places(&[&base.join("tmp"), &base.join("missing")])).unwrap();
+        assert_eq!(policy.root, base.join("w"));
+        assert_eq!(policy.writable_roots(), [base.join("w"), base.join("t")]);
+        assert_eq!(regions(&policy), policy.writable_roots());
+        request.mode.0 = Mode::ReadOnly;
+        let policy = resolve(&request, &places(&[&base.join("tmp")])).unwrap();
+        assert_eq!(regions(&policy), [base.join("w")]);
+    }
+
+    #[test]
+    fn the_kernels_directories_are_no_regions() {
+        for path in ["/", "/proc", "/sys/fs", "/dev"] {
+            let failure = resolve(&Request::new(Mode::WorkspaceWrite, path.into()), &places(&[]))
+                .unwrap_err();
+            assert_eq!(failure.code(), Code::PolicyInvalid, "{path}");
+        }
+        let base = tempfile::tempdir().unwrap();
+        let request = Request::new(Mode::WorkspaceWrite, base.path().to_owned());
+        let failure = resolve(&request, &places(&[Path::new("/")])).unwrap_err();
+        assert_eq!(failure.code(), Code::PolicyInvalid);
+        assert!(resolve(&request, &places(&[Path::new("/dev/shm")])).is_ok());
+    }
+
+    #[test]
+    fn own_directories_are_hidden_whatever_their_names_look_like() {
+        let base = tempfile::tempdir().unwrap();
+        let base = fs::canonicalize(base.path()).unwrap();
+        let own = base.join("st*te[1]{x}!");
+        fs::create_dir(&own).unwrap();
+        let request = Request::new(Mode::WorkspaceWrite, base.clone());
+        let places = Places { temporary: vec![], own: vec![own.clone()] };
+        let policy = resolve(&request, &places).unwrap();
+        let rules = stockade_policy::Rules::compile(&policy).unwrap();
+        assert!(rules.zone(&own.join("log.db")).read.is_some());
+        assert!(rules.zone(&base.join("stxte1x")).read.is_none());
+    }
+
+    #[test]
+    fn a_file_is_no_workspace() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let request = Request::new(Mode::ReadOnly, file.path().to_owned());
+        assert_eq!(resolve(&request, &places(&[])).unwrap_err().code(), Code::PolicyInvalid);
+    }
+}
