@@ -2,12 +2,15 @@
 
 mod completions;
 mod doctor;
+mod policy_args;
+mod run;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Failure;
+use crate::init;
 
 /// Runs programs with their file access confined and recorded.
 #[derive(Debug, Parser)]
@@ -19,6 +22,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(Box<run::Args>),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
@@ -30,6 +34,9 @@ pub const FAILED: u8 = 125;
 /// Runs the command line and returns the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(status) = init::main_if_asked() {
+        return status;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -39,6 +46,7 @@ pub fn main() -> ExitCode {
         }
     };
     let done = match cli.command {
+        Command::Run(args) => run::run(*args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => completions::man(&args),

@@ -1,0 +1,215 @@
+//! What a run will do, decided before anything is touched.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use stockade_policy::{Mode, Policy, Rules};
+
+use crate::backend::bwrap;
+use crate::enforcement::Enforcement;
+use crate::error::{Code, Failure};
+use crate::resolve::regions;
+use crate::{probe, restrict};
+
+/// One step of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A user namespace that maps the caller to itself.
+    UserNamespace,
+    /// A private mount namespace.
+    MountNamespace,
+    /// A mount of our file system over a directory's own path.
+    Mount(PathBuf),
+    /// bubblewrap, with its options.
+    Sandbox(PathBuf, Vec<OsString>),
+    /// Making this directory must fail inside.
+    ProveReadOnly(PathBuf),
+    /// Signals and abstract sockets stay inside.
+    Scope,
+    /// No input can be pushed into the terminal.
+    NoTerminalInjection,
+    /// The command, in this directory.
+    Run(PathBuf, Vec<OsString>),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UserNamespace => f.write_str("create a user namespace for the caller alone"),
+            Self::MountNamespace => f.write_str("create a private mount namespace"),
+            Self::Mount(path) => write!(f, "mount the file system over {}", quoted(path)),
+            Self::Sandbox(program, options) => {
+                write!(f, "start {}", quoted(program))?;
+                options.iter().try_for_each(|option| write!(f, " {}", quoted(option)))
+            }
+            Self::ProveReadOnly(path) => {
+                write!(f, "prove that {} can't be made inside", quoted(path))
+            }
+            Self::Scope => f.write_str("keep signals and abstract sockets inside"),
+            Self::NoTerminalInjection => f.write_str("refuse input pushed into the terminal"),
+            Self::Run(cwd, argv) => {
+                write!(f, "run in {}:", quoted(cwd))?;
+                argv.iter().try_for_each(|word| write!(f, " {}", quoted(word)))
+            }
+        }
+    }
+}
+
+/// Shows a word as a shell would take it.
+fn quoted(word: impl AsRef<OsStr>) -> String {
+    let text = word.as_ref().to_string_lossy().into_owned();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-=+:,@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+/// A run, complete.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The policy that it runs under.
+    pub policy: Policy,
+    /// The policy, compiled.
+    pub rules: Arc<Rules>,
+    /// What our file system serves.
+    pub regions: Vec<PathBuf>,
+    /// bubblewrap.
+    pub program: PathBuf,
+    /// bubblewrap's options.
+    pub options: Vec<OsString>,
+    /// Whether a user namespace is needed to mount.
+    pub user_namespace: bool,
+    /// Whether signals and abstract sockets are kept inside.
+    pub scoped: bool,
+    /// What must not be makeable inside.
+    pub check: Option<PathBuf>,
+    /// How much of the policy holds.
+    pub enforcement: Enforcement,
+    /// The command.
+    pub argv: Vec<OsString>,
+    /// Its working directory.
+    pub cwd: PathBuf,
+}
+
+/// What of this machine and this caller a plan depends on.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// See [`bwrap::Machine`].
+    pub machine: bwrap::Machine,
+    /// The caller's `PATH`.
+    pub path: OsString,
+    /// Whether mounts can be made without a user namespace.
+    pub can_mount: bool,
+    /// Whether the kernel can keep signals and abstract sockets inside.
+    pub can_scope: bool,
+}
+
+impl Facts {
+    /// Looks at this machine; `own` are Stockade's directories.
+    #[must_use]
+    pub fn look(own: Vec<PathBuf>) -> Self {
+        Self {
+            machine: bwrap::Machine::look(own),
+            path: std::env::var_os("PATH").unwrap_or_default(),
+            can_mount: probe::can_mount(),
+            can_scope: restrict::can_scope(),
+        }
+    }
+}
+
+impl Plan {
+    /// Plans a run. Nothing is touched.
+    ///
+    /// # Errors
+    /// The policy can't be compiled, or nothing here can confine the command.
+    pub fn new(
+        policy: Policy,
+        argv: Vec<OsString>,
+        cwd: PathBuf,
+        facts: &Facts,
+    ) -> Result<Self, Failure> {
+        let rules = Rules::compile(&policy).map_err(|error| {
+            Failure::new(Code::PolicyInvalid, "the policy can't be carried out").because(error)
+        })?;
+        let program = bwrap::find(&policy, &facts.path)?;
+        let regions = regions(&policy);
+        let confined = policy.mode != Mode::DangerFullAccess;
+        let scoped = confined && facts.can_scope;
+        Ok(Self {
+            rules: Arc::new(rules),
+            options: bwrap::options(&policy, &regions, &facts.machine),
+            user_namespace: !facts.can_mount,
+            check: confined.then(|| PathBuf::from("/.stockade-must-not-be-writable")),
+            enforcement: Enforcement::of(&policy, scoped),
+            policy,
+            regions,
+            program,
+            scoped,
+            argv,
+            cwd,
+        })
+    }
+
+    /// Returns the steps, in order.
+    #[must_use]
+    pub fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.user_namespace {
+            steps.push(Step::UserNamespace);
+        }
+        steps.push(Step::MountNamespace);
+        steps.extend(self.regions.iter().cloned().map(Step::Mount));
+        steps.push(Step::Sandbox(self.program.clone(), self.options.clone()));
+        if let Some(check) = &self.check {
+            steps.push(Step::ProveReadOnly(check.clone()));
+            steps.push(Step::NoTerminalInjection);
+        }
+        if self.scoped {
+            steps.push(Step::Scope);
+        }
+        steps.push(Step::Run(self.cwd.clone(), self.argv.clone()));
+        steps
+    }
+
+    /// Returns the name of what confines.
+    #[must_use]
+    pub const fn backend(&self) -> &'static str {
+        "bwrap"
+    }
+
+    /// Returns where programs of the run may write by name, for messages.
+    #[must_use]
+    pub fn workspace(&self) -> &Path {
+        &self.policy.root
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_a_list_that_can_be_compared() {
+        let facts = Facts {
+            machine: bwrap::Machine::default(),
+            path: "/usr/bin:/bin".into(),
+            can_mount: false,
+            can_scope: true,
+        };
+        let policy = Policy::new(Mode::ReadOnly, "/w".into());
+        let Ok(plan) = Plan::new(policy, vec!["a b".into()], "/w".into(), &facts) else {
+            // Without bubblewrap there is no plan, by design.
+            assert!(probe::find_program("bwrap", OsStr::new("/usr/bin:/bin")).is_none());
+            return;
+        };
+        let text: Vec<String> = plan.steps().iter().map(Step::to_string).collect();
+        assert_eq!(text[0], "create a user namespace for the caller alone");
+        assert_eq!(text[2], "mount the file system over /w");
+        assert!(text[3].contains("--ro-bind / /"));
+        assert_eq!(text.last().unwrap(), "run in /w: 'a b'");
+    }
+}
