@@ -442,6 +442,16 @@ impl Filesystem for Adapter {
                     );
                     let _: u32 = backing.into_raw();
                 }
+                Data::Detached(id) => {
+                    let backing = lend(&reply, id);
+                    let how = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+                    reply.opened_passthrough(FileHandle(opened.handle), how, &backing);
+                    let _: u32 = backing.into_raw();
+                }
+                Data::Direct => {
+                    let how = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+                    reply.opened(FileHandle(opened.handle), how);
+                }
                 Data::Cached { keep } => {
                     let mut how = FopenFlags::FOPEN_NOFLUSH;
                     how.set(FopenFlags::FOPEN_KEEP_CACHE, keep);
@@ -476,7 +486,12 @@ impl Filesystem for Adapter {
                         let _: u32 = backing.into_raw();
                     }
                     Data::Cached { .. } => {
-                        reply.created(&life, &attr, generation, handle, FopenFlags::FOPEN_NOFLUSH)
+                        reply.created(&life, &attr, generation, handle, FopenFlags::FOPEN_NOFLUSH);
+                    }
+                    // A fresh node has no earlier file to be detached from.
+                    Data::Direct | Data::Detached(_) => {
+                        let how = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+                        reply.created(&life, &attr, generation, handle, how);
                     }
                 }
                 entry.pending.sent();
@@ -505,7 +520,7 @@ impl Filesystem for Adapter {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -515,7 +530,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.ask(|fs| fs.write(handle.0, offset, data, flags(raw.0))) {
+        match self.ask(|fs| fs.write(caller(request), handle.0, offset, data, flags(raw.0))) {
             Ok(length) => reply.written(u32::try_from(length).unwrap_or_default()),
             Err(errno) => reply.error(errno),
         }

@@ -1,15 +1,17 @@
 //! The file system: shared state, the policy's questions, and what is told to the recorder. The operations
 //! themselves are in `ops`, a family a file.
 
+use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rustix::fs::FileType;
 use stockade_observe::{Event, Key, Op, Outcome, Process, Sink, Time};
-use stockade_policy::{ObserveLevel, Policy, Rules, Zone};
+use stockade_policy::{Denial, EntryKind, Hardlinks, Mode, ObserveLevel, Policy, Rules, Zone};
 
 use crate::error::{FsError, FsResult};
 use crate::handle::Handles;
@@ -53,6 +55,11 @@ pub enum Data {
     Cached { keep: bool },
     /// The kernel uses the backing file with this id.
     Passthrough(u32),
+    /// Reads and writes come to us, past the kernel's cache, while others still pass through to the file that was
+    /// there before, which has this id.
+    Detached(u32),
+    /// Reads and writes come to us, past the kernel's cache.
+    Direct,
 }
 
 /// What an open answers.
@@ -75,10 +82,14 @@ pub struct Fs {
     /// Device number of our own mount, or 0 while it isn't known: never entered (`DESIGN` 5).
     pub(crate) own_device: AtomicU64,
     pub(crate) watches: Watches,
-    rules: Arc<Rules>,
+    pub(crate) mode: Mode,
+    pub(crate) hardlinks: Hardlinks,
+    /// Files with several names that rules deny under one of them, found when first needed.
+    pub(crate) denied_inodes: OnceLock<HashMap<(u64, u64), Arc<Denial>>>,
+    pub(crate) rules: Arc<Rules>,
     sink: Arc<dyn Sink>,
     processes: Processes,
-    base: PathBuf,
+    pub(crate) base: PathBuf,
     /// Moves on whenever a directory is renamed: zones computed before are void.
     epoch: AtomicU64,
 }
@@ -114,6 +125,9 @@ impl Fs {
             process_ids: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             own_device: AtomicU64::new(0),
             watches,
+            mode: parts.policy.mode,
+            hardlinks: parts.policy.hardlinks,
+            denied_inodes: OnceLock::new(),
             rules: parts.rules,
             sink: parts.sink,
             processes: Processes::default(),
@@ -194,9 +208,14 @@ impl Fs {
         self.zone(node).write.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
     }
 
-    /// Asks whether the name at `path` may come, go or change.
-    pub(crate) fn may_change(&self, path: &Path) -> FsResult<()> {
-        self.rules.zone(path).write.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
+    /// Asks whether a fresh entry may be made at `path`.
+    pub(crate) fn may_create(&self, path: &Path, kind: EntryKind) -> FsResult<()> {
+        allowed(self.rules.create_refused(path, kind))
+    }
+
+    /// Asks whether the entry at `path` may go.
+    pub(crate) fn may_remove(&self, path: &Path) -> FsResult<()> {
+        allowed(self.rules.remove_refused(path))
     }
 
     // --- observation ------------------------------------------------------------------------------------------
@@ -235,6 +254,25 @@ impl Fs {
         }
         self.record(event);
         result
+    }
+}
+
+/// Makes a refusal an error.
+pub fn allowed(refusal: Option<Arc<Denial>>) -> FsResult<()> {
+    refusal.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
+}
+
+/// Returns what the policy calls this kind of file.
+pub fn entry_kind(kind: FileType) -> EntryKind {
+    match kind {
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => EntryKind::Symlink,
+        FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => EntryKind::Special,
     }
 }
 

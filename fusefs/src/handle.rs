@@ -24,12 +24,16 @@ pub struct FileHandle {
     pub fd: OnceLock<Arc<OwnedFd>>,
     /// The kernel reads and writes the backing file itself.
     pub passthrough: bool,
+    /// It is one of the node's `flow.opens`.
+    pub counted: bool,
     pub who: Arc<Process>,
     /// The path it was opened by.
     pub path: PathBuf,
     /// The content when it was opened (before an `O_TRUNC`); `None` if the open created it.
     pub opened: Option<Version>,
     pub exec: bool,
+    /// Each write is judged as the content of the git file that this is.
+    pub judged: bool,
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
     pub operations: AtomicU64,

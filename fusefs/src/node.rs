@@ -48,7 +48,8 @@ const MAX_NAMES: usize = 64;
 #[derive(Debug)]
 pub struct Node {
     pub id: u64,
-    pub key: Key,
+    /// The host file; another one once the node was given a fresh inode.
+    key: Mutex<Key>,
     /// What the kernel is told as the generation; never changes for this node.
     pub generation: u64,
     pub kind: FileType,
@@ -58,7 +59,11 @@ pub struct Node {
     lookups: AtomicU64,
     zone: Mutex<Option<(u64, Zone)>>,
     /// Passthrough registration of a regular file; see `ops/open.rs`.
-    pub backing: Mutex<Backing>,
+    pub flow: Mutex<Flow>,
+    /// Open files that may write.
+    pub writers: AtomicUsize,
+    /// Held while the file is judged and moved, and while it's opened for writing.
+    pub gate: Mutex<()>,
     /// The version whose pages the kernel may still cache.
     pub cached: Mutex<Option<Version>>,
     /// The change time of the attributes that the kernel was told last, in nanoseconds.
@@ -71,6 +76,16 @@ pub struct Node {
 pub const WATCH_UNKNOWN: i32 = 0;
 /// The directory can't be watched.
 pub const WATCH_FAILED: i32 = -1;
+
+/// How a node's data flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    pub backing: Backing,
+    /// Open files that the kernel passes through to `backing`.
+    pub opens: usize,
+    /// The node stands for another inode now than `backing` does.
+    pub outdated: bool,
+}
 
 /// A node's registration for kernel passthrough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +100,11 @@ pub enum Backing {
 }
 
 impl Node {
+    /// Returns the identity of the host file.
+    pub fn key(&self) -> Key {
+        *self.key.lock()
+    }
+
     /// Returns the latest known name, or the last one it had.
     pub fn name(&self) -> Option<Name> {
         let names = self.names.lock();
@@ -290,7 +310,7 @@ impl Table {
         let mut inner = self.inner.lock();
         let key = Key { dev: stat.dev, ino: stat.ino, generation };
         if let Some(node) = inner.by_inode.get(&(stat.dev, stat.ino))
-            && node.key == key
+            && node.key() == key
         {
             node.lookups.fetch_add(1, Ordering::Relaxed);
             return PendingLookup { table: self, node: node.clone(), sent: false };
@@ -309,7 +329,7 @@ impl Table {
         let inner = self.inner.lock();
         let node = inner.by_inode.get(&(stat.dev, stat.ino))?;
         let same = match generation {
-            Some(generation) => node.key.generation == generation,
+            Some(generation) => node.key().generation == generation,
             None => node.pin.lock().is_some(),
         };
         if !same || node.kind != stat.file_type() {
@@ -341,7 +361,8 @@ impl Table {
             return None;
         }
         inner.by_id.remove(&id);
-        let place = (node.key.dev, node.key.ino);
+        let key = node.key();
+        let place = (key.dev, key.ino);
         if inner.by_inode.get(&place).is_some_and(|known| known.id == id) {
             inner.by_inode.remove(&place);
         }
@@ -408,6 +429,41 @@ impl Table {
         pin
     }
 
+    /// Makes the node stand for another host file, which is now called `name` alone. Returns the names that the node
+    /// had beside it: the kernel must look those up again.
+    pub fn rebind(
+        &self,
+        node: &Arc<Node>,
+        fd: OwnedFd,
+        key: Key,
+        name: &Name,
+    ) -> Vec<(u64, OsString)> {
+        let mut inner = self.inner.lock();
+        let old = std::mem::replace(&mut *node.key.lock(), key);
+        if inner.by_inode.get(&(old.dev, old.ino)).is_some_and(|known| known.id == node.id) {
+            inner.by_inode.remove(&(old.dev, old.ino));
+        }
+        if inner.by_id.contains_key(&node.id) {
+            inner.by_inode.insert((key.dev, key.ino), node.clone());
+        }
+        drop(inner);
+        let mut names = node.names.lock();
+        let others = names
+            .live
+            .drain(..)
+            .filter(|known| known.parent.id != name.parent.id || known.name != name.name)
+            .map(|known| (known.parent.id, known.name))
+            .collect();
+        names.live.push(name.clone());
+        drop(names);
+        if node.pin.lock().replace(Arc::new(fd)).is_none() {
+            self.pins.count.fetch_add(1, Ordering::Relaxed);
+            self.pins.queue.lock().push_back(Arc::downgrade(node));
+        }
+        *node.zone.lock() = None;
+        others
+    }
+
     /// Gives pins back while more than the limit are held: the oldest that nobody used lately and nobody holds.
     fn evict(&self) {
         let mut looks = 64;
@@ -434,9 +490,10 @@ fn open_as(node: &Node, parent: &OwnedFd, name: &OsStr) -> FsResult<OwnedFd> {
     let name = host::component(name)?;
     let fd = host::pin_at(parent.as_fd(), &name)?;
     let stat = host::stat_fd(fd.as_fd())?;
-    let same = (stat.dev, stat.ino) == (node.key.dev, node.key.ino)
+    let key = node.key();
+    let same = (stat.dev, stat.ino) == (key.dev, key.ino)
         && stat.file_type() == node.kind
-        && host::generation(fd.as_fd(), &CString::default()) == node.key.generation;
+        && host::generation(fd.as_fd(), &CString::default()) == key.generation;
     if same { Ok(fd) } else { Err(FsError::Stale) }
 }
 
@@ -470,7 +527,7 @@ impl Node {
     fn new(id: u64, key: Key, kind: FileType, generation: u64, pin: Option<OwnedFd>) -> Self {
         Self {
             id,
-            key,
+            key: Mutex::new(key),
             generation,
             kind,
             names: Mutex::default(),
@@ -478,7 +535,9 @@ impl Node {
             used: AtomicBool::new(false),
             lookups: AtomicU64::new(0),
             zone: Mutex::new(None),
-            backing: Mutex::new(Backing::Unknown),
+            flow: Mutex::default(),
+            writers: AtomicUsize::new(0),
+            gate: Mutex::new(()),
             cached: Mutex::new(None),
             told: AtomicI64::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),
@@ -559,12 +618,12 @@ mod tests {
         let root = table.get(ROOT).unwrap();
         let first = look(&table, &root, "a");
         let stat = Stat {
-            dev: first.node.key.dev,
-            ino: first.node.key.ino,
+            dev: first.node.key().dev,
+            ino: first.node.key().ino,
             mode: 0o100_644,
             ..Stat::default()
         };
-        let second = table.lookup(&stat, || first.node.key.generation ^ 1);
+        let second = table.lookup(&stat, || first.node.key().generation ^ 1);
         assert_ne!(second.node.id, first.node.id);
         assert!(second.node.id >= STAND_IN);
     }

@@ -39,10 +39,13 @@ pub struct Watches {
     inotify: Option<OwnedFd>,
     wake: Option<OwnedFd>,
     stop: AtomicBool,
+    local: bool,
     device: u64,
     known: Mutex<HashMap<i32, Weak<Node>>>,
     /// Names that we are taking away ourselves, by directory.
     removals: Mutex<HashSet<(u64, OsString)>>,
+    /// Names that lead elsewhere by our own doing, to be told.
+    later: Mutex<Vec<(u64, OsString)>>,
 }
 
 impl Watches {
@@ -55,21 +58,23 @@ impl Watches {
             let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
             Ok((inotify, eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
         };
-        let (inotify, wake) = match local.then(made) {
-            Some(Ok((inotify, wake))) => (Some(inotify), Some(wake)),
-            Some(Err(error)) => {
+        // Where nothing is watched, the descriptor stays quiet and names live for a short while.
+        let (inotify, wake) = match made() {
+            Ok((inotify, wake)) => (Some(inotify), Some(wake)),
+            Err(error) => {
                 tracing::warn!(%error, "host changes can't be watched; lifetimes stay short");
                 (None, None)
             }
-            None => (None, None),
         };
         Self {
             inotify,
             wake,
             stop: AtomicBool::new(false),
+            local,
             device,
             known: Mutex::default(),
             removals: Mutex::default(),
+            later: Mutex::default(),
         }
     }
 
@@ -80,7 +85,7 @@ impl Watches {
             return at != WATCH_FAILED;
         }
         let Some(inotify) = &self.inotify else { return false };
-        if node.key.dev != self.device {
+        if !self.local || node.key().dev != self.device {
             return false;
         }
         let mask = WatchFlags::CREATE
@@ -132,9 +137,21 @@ impl Watches {
         }
     }
 
+    /// Has the kernel told, soon and from the right thread, that these names lead elsewhere.
+    pub fn later(&self, names: Vec<(u64, OsString)>) {
+        if !names.is_empty() {
+            self.later.lock().extend(names);
+            self.wake();
+        }
+    }
+
     /// Ends the watching thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Some(wake) = &self.wake
             && let Err(error) = rustix::io::write(wake, &1_u64.to_ne_bytes())
         {
@@ -180,6 +197,15 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
         }
         if watches.stop.load(Ordering::Acquire) {
             return;
+        }
+        if !fds[1].revents().is_empty() {
+            let mut count = [0; 8];
+            if let Err(error) = rustix::io::read(wake, &mut count) {
+                tracing::debug!(%error, "woken by nothing");
+            }
+            for (parent, name) in std::mem::take(&mut *watches.later.lock()) {
+                notifier.entry(parent, &name);
+            }
         }
         if !fds[0].revents().is_empty() {
             std::thread::sleep(GATHER);

@@ -98,6 +98,12 @@ impl Rules {
             || ![&self.own, &self.deny_read, &self.deny_write].iter().all(|list| list.is_empty())
     }
 
+    /// Tells whether any rule denies reading.
+    #[must_use]
+    pub fn denies_reading(&self) -> bool {
+        !self.deny_read.is_empty()
+    }
+
     /// Returns the exact paths whose reading is denied, for what isn't served by the file system and must be masked.
     /// Globs aren't among them.
     #[must_use]

@@ -52,7 +52,10 @@ impl Fs {
         if let Some(name) = node.name()
             && let Some(parent) = name.parent.held_pin()
             && let Ok(stat) = host::stat_at(parent.as_fd(), &host::component(&name.name)?)
-            && (stat.dev, stat.ino) == (node.key.dev, node.key.ino)
+            && {
+                let key = node.key();
+                (stat.dev, stat.ino) == (key.dev, key.ino)
+            }
             && stat.file_type() == node.kind
         {
             return Ok(stat);
@@ -73,9 +76,11 @@ impl Fs {
         let path = self.path(&node);
         let who = self.who(caller);
         let before = host::stat_fd(pin.as_fd())?;
-        let allowed = self.may_write(&node);
+        let allowed = self.may_write(&node).and_then(|()| self.make_sole(&node, &before, &who));
+        // By now the node may stand for a fresh inode.
+        let pin = self.table.pin(&node)?;
         let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
-            let mut event = Self::event(who.clone(), op, path.clone(), Some(node.key));
+            let mut event = Self::event(who.clone(), op, path.clone(), Some(node.key()));
             event.version_before = Some(before.version());
             let result = allowed.clone().and_then(|()| act());
             event.version_after = host::stat_fd(pin.as_fd()).ok().map(|stat| stat.version());

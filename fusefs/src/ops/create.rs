@@ -8,9 +8,10 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use stockade_observe::{Event, Op};
+use stockade_policy::EntryKind;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Entry, Fs, Opened};
+use crate::fs::{Caller, Entry, Fs, Opened, allowed, entry_kind};
 use crate::host;
 use crate::node::Node;
 
@@ -38,12 +39,13 @@ impl Fs {
         &self,
         caller: Caller,
         op: Op,
+        kind: FileType,
         place: &Place,
         make: impl FnOnce(&Place) -> FsResult<()>,
     ) -> FsResult<Entry<'_>> {
         let mut event = Self::event(self.who(caller), op, place.path.clone(), None);
         let result = self
-            .may_change(&place.path)
+            .may_create(&place.path, entry_kind(kind))
             .and_then(|()| make(place))
             .and_then(|()| self.found(place));
         if let Ok(entry) = &result {
@@ -66,7 +68,7 @@ impl Fs {
         umask: u32,
     ) -> FsResult<Entry<'_>> {
         let place = self.place(parent, name)?;
-        self.make(caller, Op::Mkdir, &place, |place| {
+        self.make(caller, Op::Mkdir, FileType::Directory, &place, |place| {
             let mode_bits = Mode::from_raw_mode(mode & 0o7777);
             self.as_caller(caller, umask, mode & SET_ID != 0, || {
                 Ok(rustix::fs::mkdirat(&*place.dir, &place.name, mode_bits)?)
@@ -86,7 +88,7 @@ impl Fs {
         let place = self.place(parent, name)?;
         let kind = FileType::from_raw_mode(mode);
         let op = if kind == FileType::RegularFile { Op::Create } else { Op::Mknod };
-        self.make(caller, op, &place, |place| {
+        self.make(caller, op, kind, &place, |place| {
             let bits = Mode::from_raw_mode(mode & 0o7777);
             self.as_caller(caller, umask, mode & SET_ID != 0, || {
                 Ok(rustix::fs::mknodat(
@@ -108,7 +110,7 @@ impl Fs {
         target: &Path,
     ) -> FsResult<Entry<'_>> {
         let place = self.place(parent, name)?;
-        self.make(caller, Op::Symlink, &place, |place| {
+        self.make(caller, Op::Symlink, FileType::Symlink, &place, |place| {
             self.as_caller(caller, 0, false, || {
                 Ok(rustix::fs::symlinkat(target, &*place.dir, &place.name)?)
             })
@@ -120,13 +122,11 @@ impl Fs {
         let node = self.node(id)?;
         let old = self.path(&node);
         let place = self.place(parent, name)?;
-        let mut event = Self::event(self.who(caller), Op::Link, old, Some(node.key));
+        let mut event = Self::event(self.who(caller), Op::Link, old.clone(), Some(node.key()));
         event.path2 = Some(place.path.clone());
-        let result = self
-            .may_change(&place.path)
-            // A second name is a second way in: the file must be ours to change and to read under the first.
-            .and_then(|()| self.may_write(&node))
-            .and_then(|()| self.may_read(&node))
+        let result = allowed(self.rules.link_refused(&old, &place.path))
+            // A second name is a second way in: what holds for any other name of the file holds for this one.
+            .and_then(|()| self.may_link(&node, &place.path))
             .and_then(|()| {
                 let pin = self.table.pin(&node)?;
                 self.self_fd.link(pin.as_fd(), place.dir.as_fd(), &place.name)
@@ -136,6 +136,15 @@ impl Fs {
             describe(&mut event, entry);
         }
         self.audited(event, result)
+    }
+
+    /// Asks for a further name on behalf of the names that the file has beside the latest.
+    fn may_link(&self, node: &Arc<Node>, to: &Path) -> FsResult<()> {
+        for name in node.names() {
+            let path = self.path_at(&name.parent, &name.name);
+            allowed(self.rules.link_refused(&path, to))?;
+        }
+        self.may_read(node)
     }
 
     /// Creates a file and opens it.
@@ -158,7 +167,7 @@ impl Fs {
             | OFlags::NOFOLLOW
             | OFlags::CLOEXEC
             | OFlags::NOCTTY;
-        let made = self.may_change(&place.path).and_then(|()| {
+        let made = self.may_create(&place.path, EntryKind::File).and_then(|()| {
             let bits = Mode::from_raw_mode(mode & 0o7777);
             let result = self.as_caller(caller, umask, mode & SET_ID != 0, || {
                 rustix::fs::openat(&*place.dir, &place.name, host_flags, bits)
@@ -195,6 +204,6 @@ impl Fs {
 }
 
 fn describe(event: &mut Event, entry: &Entry<'_>) {
-    event.key = Some(entry.pending.node.key);
+    event.key = Some(entry.pending.node.key());
     event.version_after = Some(entry.stat.version());
 }

@@ -36,7 +36,7 @@ impl Fs {
         let fd = match opened {
             Ok(fd) => fd,
             Err(error) => {
-                let event = Self::event(who, Op::Readdir, path, Some(node.key));
+                let event = Self::event(who, Op::Readdir, path, Some(node.key()));
                 return self.audited(event, Err(error));
             }
         };
@@ -139,7 +139,7 @@ impl Fs {
     pub(crate) fn close_dir(&self, dir: &DirHandle) {
         if dir.listed.load(Ordering::Relaxed) {
             let event =
-                Self::event(dir.who.clone(), Op::Readdir, dir.path.clone(), Some(dir.node.key));
+                Self::event(dir.who.clone(), Op::Readdir, dir.path.clone(), Some(dir.node.key()));
             self.record(event);
         }
     }
@@ -178,10 +178,15 @@ impl DirStream {
                     kind = host::stat_at(self.fd.as_fd(), &entry.file_name().to_owned())
                         .map_or(FileType::RegularFile, |stat| stat.file_type());
                 }
+                let name = std::ffi::OsString::from_vec(entry.file_name().to_bytes().to_vec());
+                if let Some(maker) = super::fresh::staged_by(&name) {
+                    self.sweep(maker, &name);
+                    continue;
+                }
                 self.ahead.push_back(Listed {
                     ino: entry.ino(),
                     kind,
-                    name: std::ffi::OsString::from_vec(entry.file_name().to_bytes().to_vec()),
+                    name,
                     next: entry.next_entry_cookie(),
                 });
                 if raw.is_buffer_empty() {
@@ -191,6 +196,17 @@ impl DirStream {
             self.end = self.ahead.is_empty();
         }
         Ok(self.ahead.front())
+    }
+
+    /// Removes a staged file whose maker died between its two system calls (contract F7).
+    fn sweep(&self, maker: u32, name: &OsStr) {
+        let alive = rustix::process::Pid::from_raw(maker.cast_signed())
+            .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH));
+        if !alive
+            && let Err(error) = rustix::fs::unlinkat(&self.fd, name, rustix::fs::AtFlags::empty())
+        {
+            tracing::debug!(%error, "a staged file stays behind");
+        }
     }
 
     fn advance(&mut self) {

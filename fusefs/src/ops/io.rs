@@ -31,7 +31,7 @@ impl Fs {
         file.operations.fetch_add(1, Ordering::Relaxed);
         if self.observe_full {
             let mut event =
-                Self::event(file.who.clone(), Op::Read, file.path.clone(), Some(file.node.key));
+                Self::event(file.who.clone(), Op::Read, file.path.clone(), Some(file.node.key()));
             event.bytes_read = Some(length);
             self.record(event);
         }
@@ -39,10 +39,24 @@ impl Fs {
     }
 
     /// Writes `data` at `offset`, or at the end if `flags` say `O_APPEND`.
-    pub fn write(&self, handle: u64, offset: u64, data: &[u8], flags: OFlags) -> FsResult<usize> {
+    pub fn write(
+        &self,
+        caller: Caller,
+        handle: u64,
+        offset: u64,
+        data: &[u8],
+        flags: OFlags,
+    ) -> FsResult<usize> {
         let file = self.handles.file(handle)?;
         let fd = self.file_fd(&file)?;
         let append = flags.contains(OFlags::APPEND);
+        if file.judged
+            && let Err(error) = self.judge_write(&file, &file.path, offset, data)
+        {
+            let event =
+                Self::event(self.who(caller), Op::Write, file.path.clone(), Some(file.node.key()));
+            return self.audited(event, Err(error));
+        }
         let mut done = 0;
         while done < data.len() {
             let rest = [std::io::IoSlice::new(&data[done..])];
@@ -78,7 +92,7 @@ impl Fs {
     ) -> FsResult<()> {
         let file = self.handles.file(handle)?;
         let event =
-            Self::event(self.who(caller), Op::Fallocate, file.path.clone(), Some(file.node.key));
+            Self::event(self.who(caller), Op::Fallocate, file.path.clone(), Some(file.node.key()));
         let result = self.may_write(&file.node).and_then(|()| {
             let fd = self.file_fd(&file)?;
             Ok(rustix::fs::fallocate(&fd, FallocateFlags::from_bits_retain(mode), offset, length)?)
@@ -107,7 +121,7 @@ impl Fs {
     ) -> FsResult<usize> {
         let (from, to) = (self.handles.file(from)?, self.handles.file(to)?);
         let mut event =
-            Self::event(self.who(caller), Op::Copy, from.path.clone(), Some(to.node.key));
+            Self::event(self.who(caller), Op::Copy, from.path.clone(), Some(to.node.key()));
         event.path2 = Some(to.path.clone());
         let result = self.may_write(&to.node).and_then(|()| {
             let (source, target) = (self.file_fd(&from)?, self.file_fd(&to)?);

@@ -9,13 +9,14 @@ use rustix::io::Errno;
 use crate::error::{FsError, FsResult};
 use crate::fs::{Entry, Fs};
 use crate::host;
-use crate::node::Backing;
-use crate::sys;
 
 impl Fs {
     /// Looks one name up below a directory; an absent name is `Err` with how long its absence may be believed.
     pub fn lookup(&self, parent: u64, name: &OsStr) -> FsResult<Result<Entry<'_>, Duration>> {
         let parent = self.node(parent)?;
+        if super::fresh::staged_by(name).is_some() {
+            return Err(Errno::NOENT.into());
+        }
         let name = host::component(name)?;
         let dir = self.table.pin(&parent)?;
         let watched = self.watches.ensure(&parent, &dir);
@@ -30,12 +31,8 @@ impl Fs {
     pub fn forget(&self, id: u64, count: u64) {
         let Some(node) = self.table.forget(id, count) else { return };
         self.watches.forget(&node);
-        let backing = std::mem::replace(&mut *node.backing.lock(), Backing::Refused);
-        if let Backing::Id(id) = backing
-            && let Err(error) = sys::backing_close(self.device.as_fd(), id)
-        {
-            tracing::debug!(%error, "a backing file can't be given back");
-        }
+        let flow = std::mem::take(&mut *node.flow.lock());
+        self.give_back(flow.backing);
     }
 
     /// Reads a symbolic link.

@@ -3,7 +3,9 @@
 mod attr;
 mod create;
 mod dir;
+mod fresh;
 mod io;
+mod judge;
 mod lookup;
 mod open;
 mod remove;

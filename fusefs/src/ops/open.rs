@@ -39,6 +39,8 @@ impl Fs {
         } else {
             Op::Read
         };
+        // Nobody may start writing to a file that is being judged; see `ops/judge.rs`.
+        let gate = writes.then(|| node.gate.lock());
         let result = (|| {
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read(&node)?;
@@ -46,8 +48,14 @@ impl Fs {
             if writes {
                 self.may_write(&node)?;
             }
+            let before = host::stat_fd(self.table.pin(&node)?.as_fd())?;
+            if !flags.contains(OFlags::WRONLY) {
+                self.may_read_shared(&node, &before)?;
+            }
+            if writes {
+                self.make_sole(&node, &before, &who)?;
+            }
             let pin = self.table.pin(&node)?;
-            let before = host::stat_fd(pin.as_fd())?;
             let fd = if writes || !self.passthrough.load(Ordering::Relaxed) {
                 Some(self.open_host(&pin, flags)?)
             } else {
@@ -56,8 +64,12 @@ impl Fs {
             Ok((fd, before.version()))
         })();
         match result {
-            Ok((fd, version)) => Ok(self.opened(&node, who, path, flags, fd, Some(version), exec)),
-            Err(error) => self.audited(Self::event(who, op, path, Some(node.key)), Err(error)),
+            Ok((fd, version)) => {
+                let opened = self.opened(&node, who, path, flags, fd, Some(version), exec);
+                drop(gate);
+                Ok(opened)
+            }
+            Err(error) => self.audited(Self::event(who, op, path, Some(node.key())), Err(error)),
         }
     }
 
@@ -92,17 +104,25 @@ impl Fs {
         exec_or_new: bool,
     ) -> Opened {
         let exec = exec_or_new && opened.is_some();
-        let data = match self.backing(node, fd.as_ref()) {
-            Some(id) => Data::Passthrough(id),
-            None => {
+        // Only a fresh git file can be opened for writing; what is written to it is judged.
+        let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+        let judged = writable && opened.is_none() && self.rules.config_kind(&path).is_some();
+        let data = if judged {
+            node.flow.lock().backing = Backing::Refused;
+            Data::Direct
+        } else {
+            self.flow(node, fd.as_ref()).unwrap_or_else(|| {
                 let mut cached = node.cached.lock();
                 let keep = opened.is_some() && *cached == opened && !flags.contains(OFlags::TRUNC);
                 *cached = opened;
                 Data::Cached { keep }
-            }
+            })
         };
+        if writable {
+            node.writers.fetch_add(1, Ordering::AcqRel);
+        }
         if exec {
-            self.record(Self::event(who.clone(), Op::Exec, path.clone(), Some(node.key)));
+            self.record(Self::event(who.clone(), Op::Exec, path.clone(), Some(node.key())));
         }
         let slot = OnceLock::new();
         if let Some(fd) = fd {
@@ -113,6 +133,8 @@ impl Fs {
             flags,
             fd: slot,
             passthrough: matches!(data, Data::Passthrough(_)),
+            counted: matches!(data, Data::Passthrough(_) | Data::Detached(_)),
+            judged,
             who,
             path,
             opened,
@@ -124,13 +146,13 @@ impl Fs {
         Opened { handle, data }
     }
 
-    /// Returns the id under which the node's file is registered for passthrough; registers it at first.
-    fn backing(&self, node: &Arc<Node>, fd: Option<&OwnedFd>) -> Option<u32> {
+    /// Chooses how an open file's data flows when the kernel can pass it through; registers the file at first.
+    fn flow(&self, node: &Arc<Node>, fd: Option<&OwnedFd>) -> Option<Data> {
         if !self.passthrough.load(Ordering::Relaxed) {
             return None;
         }
-        let mut backing = node.backing.lock();
-        if *backing == Backing::Unknown {
+        let mut flow = node.flow.lock();
+        if flow.backing == Backing::Unknown {
             let id = match fd {
                 Some(fd) => sys::backing_open(self.device.as_fd(), fd.as_fd()),
                 None => match self.table.pin(node) {
@@ -138,7 +160,7 @@ impl Fs {
                     Err(_) => return None,
                 },
             };
-            *backing = match id {
+            flow.backing = match id {
                 Ok(id) => Backing::Id(id),
                 Err(error) => {
                     tracing::debug!(%error, "a file can't be passed through");
@@ -146,9 +168,44 @@ impl Fs {
                 }
             };
         }
-        match *backing {
-            Backing::Id(id) => Some(id),
+        match flow.backing {
+            Backing::Id(id) => {
+                flow.opens += 1;
+                Some(if flow.outdated { Data::Detached(id) } else { Data::Passthrough(id) })
+            }
             Backing::Unknown | Backing::Refused => None,
+        }
+    }
+
+    /// Says that the node stands for another inode now: its registration ends, at once or with the last open file that
+    /// goes by it.
+    pub(crate) fn replaced(&self, node: &Arc<Node>) {
+        let mut flow = node.flow.lock();
+        if flow.opens > 0 {
+            flow.outdated = true;
+            return;
+        }
+        let old = std::mem::take(&mut flow.backing);
+        drop(flow);
+        self.give_back(old);
+    }
+
+    fn passed_by(&self, node: &Arc<Node>) {
+        let mut flow = node.flow.lock();
+        flow.opens = flow.opens.saturating_sub(1);
+        if flow.opens == 0 && flow.outdated {
+            let old = std::mem::take(&mut *flow).backing;
+            drop(flow);
+            self.give_back(old);
+        }
+    }
+
+    /// Ends a registration.
+    pub(crate) fn give_back(&self, backing: Backing) {
+        if let Backing::Id(id) = backing
+            && let Err(error) = sys::backing_close(self.device.as_fd(), id)
+        {
+            tracing::debug!(%error, "a backing file can't be given back");
         }
     }
 
@@ -170,6 +227,12 @@ impl Fs {
 
     /// Records what an open file was used for, now that it is closed.
     pub(crate) fn close_file(&self, file: &FileHandle) {
+        if file.counted {
+            self.passed_by(&file.node);
+        }
+        if file.writable() {
+            file.node.writers.fetch_sub(1, Ordering::AcqRel);
+        }
         let operations = file.operations.load(Ordering::Relaxed).max(1);
         let seen =
             |counter: &AtomicU64| (!file.passthrough).then(|| counter.load(Ordering::Relaxed));
@@ -185,7 +248,7 @@ impl Fs {
             if file.writable() { file.readable() && read != Some(0) } else { !file.exec };
         if was_read && !self.observe_full {
             let mut event =
-                Self::event(file.who.clone(), Op::Read, file.path.clone(), Some(file.node.key));
+                Self::event(file.who.clone(), Op::Read, file.path.clone(), Some(file.node.key()));
             event.bytes_read = read;
             event.version_before = file.opened;
             event.version_after = if file.writable() { None } else { after };
@@ -197,7 +260,7 @@ impl Fs {
                 *file.node.cached.lock() = after;
             }
             let mut event =
-                Self::event(file.who.clone(), Op::Write, file.path.clone(), Some(file.node.key));
+                Self::event(file.who.clone(), Op::Write, file.path.clone(), Some(file.node.key()));
             event.bytes_written = written;
             event.version_before = file.opened;
             event.version_after = after;

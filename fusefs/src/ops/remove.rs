@@ -35,14 +35,14 @@ impl Fs {
         let path = self.path_at(&parent, name);
         let mut event = Self::event(self.who(caller), op, path.clone(), None);
         let mut victim = None;
-        let result = self.may_change(&path).and_then(|()| {
+        let result = self.may_remove(&path).and_then(|()| {
             victim = self.victim(&parent, dir.as_fd(), name);
             self.watches.removing(&parent, name);
             Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
         });
         if let Some((stat, node)) = victim {
             event.version_before = Some(stat.version());
-            event.key = node.as_ref().map(|node| node.key);
+            event.key = node.as_ref().map(|node| node.key());
             if let (Ok(()), Some(node)) = (&result, node) {
                 node.remove_name(&parent, name);
             }

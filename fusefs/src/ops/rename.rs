@@ -1,88 +1,147 @@
 //! Names that move.
 
-use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::RenameFlags;
-use stockade_observe::Op;
+use stockade_observe::{Event, Op};
+use stockade_policy::EntryKind;
 
 use crate::error::FsResult;
-use crate::fs::{Caller, Fs};
-use crate::host;
+use crate::fs::{Caller, Fs, allowed, entry_kind};
+use crate::host::{self, Stat};
+use crate::node::Node;
+
+/// One end of a rename.
+struct End<'a> {
+    parent: Arc<Node>,
+    dir: Arc<OwnedFd>,
+    name: &'a OsStr,
+    component: CString,
+    path: PathBuf,
+    /// What stands there, and its node if the kernel knows it.
+    there: Option<(Stat, Option<Arc<Node>>)>,
+}
+
+impl End<'_> {
+    fn kind(&self) -> EntryKind {
+        self.there.as_ref().map_or(EntryKind::File, |(stat, _)| entry_kind(stat.file_type()))
+    }
+
+    fn node(&self) -> Option<&Arc<Node>> {
+        self.there.as_ref().and_then(|(_, node)| node.as_ref())
+    }
+}
 
 impl Fs {
+    fn end<'a>(&self, parent: u64, name: &'a OsStr) -> FsResult<End<'a>> {
+        let parent = self.node(parent)?;
+        let dir = self.table.pin(&parent)?;
+        let path = self.path_at(&parent, name);
+        Ok(End { component: host::component(name)?, parent, dir, name, path, there: None })
+    }
+
+    fn look(&self, end: &mut End<'_>) {
+        end.there = self.victim(&end.parent, end.dir.as_fd(), end.name);
+    }
+
     /// `renameat2(2)` with all its flags. Both ends must be ours to change.
     pub fn rename(
         &self,
         caller: Caller,
-        (from, from_name): (u64, &OsStr),
-        (to, to_name): (u64, &OsStr),
+        from: (u64, &OsStr),
+        to: (u64, &OsStr),
         flags: RenameFlags,
     ) -> FsResult<()> {
-        let (from, to) = (self.node(from)?, self.node(to)?);
-        let (from_component, to_component) =
-            (host::component(from_name)?, host::component(to_name)?);
-        let (from_dir, to_dir) = (self.table.pin(&from)?, self.table.pin(&to)?);
-        let (from_path, to_path) = (self.path_at(&from, from_name), self.path_at(&to, to_name));
-        let mut event = Self::event(self.who(caller), Op::Rename, from_path.clone(), None);
-        event.path2 = Some(to_path.clone());
+        let (mut from, mut to) = (self.end(from.0, from.1)?, self.end(to.0, to.1)?);
+        let mut event = Self::event(self.who(caller), Op::Rename, from.path.clone(), None);
+        event.path2 = Some(to.path.clone());
         let exchange = flags.contains(RenameFlags::EXCHANGE);
-        let (mut moved, mut displaced) = (None, None);
-        let result =
-            self.may_change(&from_path).and_then(|()| self.may_change(&to_path)).and_then(|()| {
-                moved = self.victim(&from, from_dir.as_fd(), from_name);
-                displaced = self.victim(&to, to_dir.as_fd(), to_name);
-                // The zones of what moves hold wherever it is known; a file with a denied alias stays where it is.
-                for (_, node) in moved.iter().chain(displaced.iter().filter(|_| exchange)) {
-                    if let Some(node) = node {
-                        self.may_write(node)?;
-                    }
-                }
-                if !exchange {
-                    self.watches.removing(&from, from_name);
-                }
-                Ok(rustix::fs::renameat_with(
-                    &*from_dir,
-                    &from_component,
-                    &*to_dir,
-                    &to_component,
-                    flags,
-                )?)
-            });
-        if let Some((stat, node)) = &displaced {
-            event.version_before = Some(stat.version());
-            if event.key.is_none() {
-                event.key = node.as_ref().map(|node| node.key);
-            }
-        }
-        if let Some((stat, node)) = &moved {
-            event.version_after = Some(stat.version());
-            event.key = node.as_ref().map(|node| node.key).or(event.key);
-        }
+        self.look(&mut from);
+        self.look(&mut to);
+        // Nobody may start writing to what is judged here until it has its new name.
+        let moving = from.node().cloned();
+        let gate = moving.as_ref().map(|node| node.gate.lock());
+        let result = self.move_entry(&mut from, &mut to, exchange, flags);
+        describe(&mut event, &from, &to);
         if result.is_ok() {
-            let same = moved
-                .as_ref()
-                .zip(displaced.as_ref())
-                .is_some_and(|((a, _), (b, _))| (a.dev, a.ino) == (b.dev, b.ino));
-            // Renaming a file onto another of its own names does nothing (rename(2)).
-            if !same || exchange {
-                let directory =
-                    [&moved, &displaced].into_iter().flatten().any(|(stat, _)| stat.is_dir());
-                if let Some((_, Some(node))) = &displaced {
-                    node.remove_name(&to, to_name);
-                }
-                if let Some((_, Some(node))) = &moved {
-                    node.remove_name(&from, from_name);
-                    node.add_name(&to, to_name);
-                }
-                if exchange && let Some((_, Some(node))) = &displaced {
-                    node.add_name(&from, from_name);
-                }
-                if directory {
-                    self.paths_moved();
-                }
-            }
+            self.renamed(&from, &to, exchange);
         }
+        drop(gate);
         self.audited(event, result)
     }
+
+    fn move_entry(
+        &self,
+        from: &mut End<'_>,
+        to: &mut End<'_>,
+        exchange: bool,
+        flags: RenameFlags,
+    ) -> FsResult<()> {
+        allowed(self.rules.rename_refused(&from.path, &to.path, from.kind()))?;
+        if exchange {
+            allowed(self.rules.rename_refused(&to.path, &from.path, to.kind()))?;
+            // One step, two contents to judge: git never does that.
+            for path in [&from.path, &to.path] {
+                if self.rules.config_kind(path).is_some() {
+                    allowed(self.rules.zone(path).write)?;
+                }
+            }
+        }
+        // The rules hold for each name that a file is known by; one with a denied alias stays where it is.
+        self.may_go(from.node())?;
+        if exchange {
+            self.may_go(to.node())?;
+        }
+        if self.rules.config_kind(&to.path).is_some() {
+            self.judge_move(
+                from.node(),
+                &to.path,
+                to.there.as_ref(),
+                to.dir.as_fd(),
+                &to.component,
+            )?;
+            self.look(from);
+        }
+        if !exchange {
+            self.watches.removing(&from.parent, from.name);
+        }
+        Ok(rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?)
+    }
+
+    fn may_go(&self, node: Option<&Arc<Node>>) -> FsResult<()> {
+        let Some(node) = node else { return Ok(()) };
+        let may = |path: &Path| self.may_remove(path);
+        node.names().iter().try_for_each(|name| may(&self.path_at(&name.parent, &name.name)))
+    }
+
+    /// Keeps the nodes' names after a rename.
+    fn renamed(&self, from: &End<'_>, to: &End<'_>, exchange: bool) {
+        let inode = |end: &End<'_>| end.there.as_ref().map(|(stat, _)| (stat.dev, stat.ino));
+        // Renaming a file onto another of its own names does nothing (rename(2)).
+        if inode(from).is_some() && inode(from) == inode(to) && !exchange {
+            return;
+        }
+        if let Some(node) = to.node() {
+            node.remove_name(&to.parent, to.name);
+        }
+        if let Some(node) = from.node() {
+            node.remove_name(&from.parent, from.name);
+            node.add_name(&to.parent, to.name);
+        }
+        if exchange && let Some(node) = to.node() {
+            node.add_name(&from.parent, from.name);
+        }
+        if from.kind() == EntryKind::Directory || to.kind() == EntryKind::Directory {
+            self.paths_moved();
+        }
+    }
+}
+
+fn describe(event: &mut Event, from: &End<'_>, to: &End<'_>) {
+    event.key = from.node().or(to.node()).map(|node| node.key());
+    event.version_before = to.there.as_ref().map(|(stat, _)| stat.version());
+    event.version_after = from.there.as_ref().map(|(stat, _)| stat.version());
 }

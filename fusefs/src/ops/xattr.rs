@@ -3,15 +3,17 @@
 //! They are reached by the pin's magic link, which names the pinned inode itself, symbolic links included.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use rustix::fs::XattrFlags;
+use rustix::fs::{FileType, XattrFlags};
 use rustix::io::Errno;
-use stockade_observe::Op;
+use stockade_observe::{Op, Process};
 
 use crate::error::FsResult;
 use crate::fs::{Caller, Fs};
 use crate::host;
+use crate::node::Node;
 use crate::owner::Owner;
 
 /// The largest value the kernel handles (`XATTR_SIZE_MAX`).
@@ -50,9 +52,10 @@ impl Fs {
         flags: u32,
     ) -> FsResult<()> {
         let node = self.node(id)?;
-        let event = Self::event(self.who(caller), Op::Setxattr, self.path(&node), Some(node.key));
+        let who = self.who(caller);
+        let event = Self::event(who.clone(), Op::Setxattr, self.path(&node), Some(node.key()));
         let result = self.may_write(&node).and_then(|()| {
-            let pin = self.table.pin(&node)?;
+            let pin = self.sole_pin(&node, &who)?;
             let link = host::magic_link(pin.as_fd());
             let flags = XattrFlags::from_bits_retain(flags);
             let set = || rustix::fs::setxattr(&link, name, value, flags);
@@ -65,12 +68,24 @@ impl Fs {
     pub fn removexattr(&self, caller: Caller, id: u64, name: &OsStr) -> FsResult<()> {
         let node = self.node(id)?;
         let event =
-            Self::event(self.who(caller), Op::Removexattr, self.path(&node), Some(node.key));
+            Self::event(self.who(caller), Op::Removexattr, self.path(&node), Some(node.key()));
         let result = self.may_write(&node).and_then(|()| {
             let pin = self.table.pin(&node)?;
             Ok(rustix::fs::removexattr(host::magic_link(pin.as_fd()), name)?)
         });
         self.audited(event, result)
+    }
+}
+
+impl Fs {
+    /// Returns the pin of a node whose change reaches no name that we don't know.
+    fn sole_pin(&self, node: &Arc<Node>, who: &Arc<Process>) -> FsResult<Arc<OwnedFd>> {
+        let pin = self.table.pin(node)?;
+        if node.kind != FileType::RegularFile {
+            return Ok(pin);
+        }
+        self.make_sole(node, &host::stat_fd(pin.as_fd())?, who)?;
+        self.table.pin(node)
     }
 }
 
