@@ -6,16 +6,28 @@
 #![forbid(unsafe_code)]
 
 mod decision;
+mod escalation;
 mod mode;
 mod pattern;
 mod policy;
+mod preset;
 pub mod protection;
+mod session;
+pub mod text;
 mod zone;
 
 pub use decision::{Denial, Refusal, Rule};
+pub use escalation::{
+    ApprovalAnswer, ApprovalOutcome, ApprovalPolicy, ApprovalRequest, Escalation, EscalationError,
+    OutcomeKind, Permit, RefusedBefore, Resolution, Verdict,
+};
 pub use mode::{Mode, ParseModeError};
 pub use policy::{
     Guard, Hardlinks, ModeSource, Network, ObserveLevel, Policy, PolicyError, Publish, fold_roots,
 };
+pub use preset::{Deployment, Preset, PresetError};
 pub use protection::ConfigKind;
+pub use session::{
+    ActiveRun, OtherEvent, OtherEventError, ReplayError, SessionError, SessionEvent, SessionState,
+};
 pub use zone::{EntryKind, Rules, Zone};

@@ -6,10 +6,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// What a confined program may do to files, ordered by width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Nothing may be changed.
+    /// Nothing may be changed. What the library resolves to when told nothing (contract P3).
+    #[default]
     ReadOnly,
     /// Files below the writable roots may be changed.
     WorkspaceWrite,
@@ -20,6 +23,9 @@ pub enum Mode {
 impl Mode {
     /// Every mode, from the narrowest to the widest.
     pub const ALL: [Self; 3] = [Self::ReadOnly, Self::WorkspaceWrite, Self::DangerFullAccess];
+
+    /// The shipped command line's default (contract P3).
+    pub const COMMAND_LINE_DEFAULT: Self = Self::WorkspaceWrite;
 
     /// Returns the mode's name as users write it.
     #[must_use]
