@@ -8,6 +8,7 @@ pub mod enforcement;
 pub mod error;
 pub mod init;
 pub mod launch;
+pub mod mount;
 pub mod namespace;
 pub mod plan;
 pub mod probe;

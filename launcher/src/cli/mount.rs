@@ -1,0 +1,292 @@
+//! `stockade mount` and `stockade umount`: a directory served for as long as somebody wants.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode as FileMode, OFlags};
+use stockade_fusefs::{Owner, Server, ServerConfig};
+use stockade_observe::{OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time};
+use stockade_policy::{Mode, Policy, Rules};
+
+use crate::cli::policy_args::PolicyArgs;
+use crate::cli::{complain, report};
+use crate::error::{Code, Failure};
+use crate::resolve::{self, Places};
+use crate::sys::{self, SignalFd, SignalSet};
+use crate::{mount, probe, state};
+
+/// Serve a directory at another place (or over itself), under a policy, until it is unmounted.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// The session that the log belongs to; made if it doesn't exist. [default: a new one]
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+    /// Let other users see the mount.
+    #[arg(long)]
+    allow_other: bool,
+    /// Return as soon as it is mounted, and serve in the background.
+    #[arg(long)]
+    daemon: bool,
+    /// Say nothing but errors.
+    #[arg(short, long)]
+    quiet: bool,
+    /// The directory that is served.
+    source: PathBuf,
+    /// Where it is to be seen.
+    mountpoint: PathBuf,
+}
+
+/// Take a mount of Stockade's away.
+#[derive(Debug, clap::Args)]
+pub struct UmountArgs {
+    /// Also when it is in use: it goes when the last user does.
+    #[arg(long)]
+    lazy: bool,
+    /// Where it is mounted.
+    mountpoint: PathBuf,
+}
+
+/// Unmounts.
+pub fn umount(args: &UmountArgs) -> Result<ExitCode, Failure> {
+    mount::unmount(&args.mountpoint, args.lazy)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Signals that end the mount.
+fn ending() -> SignalSet {
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP]
+        .into_iter()
+        .fold(SignalSet::default(), SignalSet::with)
+}
+
+/// Mounts, and serves until the end.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let old = sys::set_signal_mask(ending());
+    sys::set_signal_mask(SignalSet(old.0 | ending().0));
+    if !args.daemon {
+        return serve(args, || {});
+    }
+    // Threads don't survive a fork, so it comes first; the child says when it is ready.
+    let (mut reader, writer) = io::pipe().map_err(system("can't make a pipe"))?;
+    let mut writer = Some(writer);
+    sys::fork_bare(|| {
+        let detached = rustix::process::setsid().is_ok();
+        let served = serve(args, || {
+            if let Some(mut writer) = writer.take() {
+                let _gone = writer.write_all(b"+");
+            }
+            let _kept = quiet_streams();
+        });
+        match served {
+            Ok(_) => 0,
+            Err(failure) => {
+                // The parent prints, while it is there.
+                match writer.take() {
+                    Some(mut writer) => {
+                        let _gone = writer.write_all(failure.lines().join("\n").as_bytes());
+                    }
+                    None => drop(report(&failure)),
+                }
+                if detached { 125 } else { 124 }
+            }
+        }
+    })
+    .map_err(system("can't start a process"))?;
+    drop(writer);
+    let mut said = String::new();
+    reader.read_to_string(&mut said).map_err(system("the background process failed"))?;
+    if said == "+" {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if said.is_empty() {
+        return Err(Failure::new(Code::MountFailed, "the background process died"));
+    }
+    complain(&said);
+    Ok(ExitCode::from(super::FAILED))
+}
+
+fn system(what: &str) -> impl FnOnce(io::Error) -> Failure {
+    let what = what.to_owned();
+    move |error| Failure::new(Code::MountFailed, what).because(error)
+}
+
+fn quiet_streams() -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    std::env::set_current_dir("/")
+}
+
+fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
+    let mountpoint = mount::prepare_mountpoint(&args.mountpoint)?;
+    let source_path = std::fs::canonicalize(&args.source)
+        .map_err(system(&format!("can't serve `{}`", args.source.display())))?;
+    let source = rustix::fs::open(
+        &source_path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        FileMode::empty(),
+    )
+    .map_err(|error| system(&format!("can't serve `{}`", source_path.display()))(error.into()))?;
+    let policy = policy(args, &mountpoint)?;
+    let rules = Rules::compile(&policy).map_err(|error| {
+        Failure::new(Code::PolicyInvalid, "the policy can't be carried out").because(error)
+    })?;
+    let (recorder, session) = recorder(args, &policy, &mountpoint)?;
+    let owner = owner();
+    let signals = SignalFd::new(ending()).map_err(system("can't prepare the mount"))?;
+    let device = mount::mount(&mountpoint, &owner, args.allow_other)?;
+    let mounted = Mounted { path: &mountpoint, gone: false };
+    let config = ServerConfig {
+        rules: Arc::new(rules),
+        policy: policy.clone(),
+        sink: recorder.sink(),
+        source,
+        path: mountpoint.clone(),
+        passthrough: probe::can_mount(),
+        owner,
+        threads: 0,
+    };
+    let server = stockade_fusefs::serve(device, config).map_err(|error| {
+        Failure::new(Code::MountFailed, "the file system can't be served").because(error)
+    })?;
+    if let Ok(stat) = rustix::fs::stat(&mountpoint) {
+        server.set_mount_device(stat.st_dev);
+    }
+    if !args.quiet {
+        announce(&policy, &source_path, &mountpoint, &session);
+    }
+    ready();
+    let ended = until_the_end(server, &signals, mounted);
+    let outcome = RunOutcome::exited(0);
+    recorder
+        .finish(outcome)
+        .map_err(|error| Failure::new(Code::RunnerFailed, "the recorder died").because(error))?;
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+fn policy(args: &Args, mountpoint: &Path) -> Result<Policy, Failure> {
+    if args.policy.workspace.is_some() {
+        return Err(Failure::new(
+            Code::PolicyInvalid,
+            "--workspace has no meaning here: SOURCE is what is served",
+        ));
+    }
+    let mut request = args.policy.request(mountpoint.to_owned());
+    request.session.clone_from(&args.session);
+    resolve::resolve(&request, &Places { temporary: Vec::new(), own: Vec::new() })
+}
+
+fn recorder(
+    args: &Args,
+    policy: &Policy,
+    mountpoint: &Path,
+) -> Result<(Recorder, String), Failure> {
+    let new_id = || state::new_id().map_err(system("can't make an id"));
+    let session = args.session.clone().map_or_else(new_id, Ok)?;
+    if !state::is_session_name(&session) {
+        return Err(Failure::new(Code::SessionNotFound, format!("`{session}` can't be a session"))
+            .help("a session's name is made of letters, digits, `.`, `_` and `-`"));
+    }
+    let directory = state::session_directory(&state::directory()?, &session)?;
+    let info = RunInfo {
+        id: RunId(new_id()?.as_str().into()),
+        argv: ["stockade", "mount"]
+            .iter()
+            .map(OsString::from)
+            .chain([args.source.clone().into(), args.mountpoint.clone().into()])
+            .collect(),
+        cwd: std::env::current_dir().unwrap_or_default(),
+        mode: policy.mode,
+        source: policy.source,
+        root: mountpoint.to_owned(),
+        writable_roots: policy.writable_roots(),
+        backend: "mount".to_owned(),
+        started: Time::now(),
+    };
+    let id = SessionId(session.as_str().into());
+    let recorder =
+        Recorder::start(&directory, id, info, OnRecordFailure::GapRecord).map_err(|error| {
+            Failure::new(Code::RunnerFailed, "can't start the recorder").because(error)
+        })?;
+    Ok((recorder, session))
+}
+
+fn owner() -> Owner {
+    if probe::can_mount() {
+        return Owner::Root;
+    }
+    Owner::User {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: rustix::process::getgroups()
+            .unwrap_or_default()
+            .into_iter()
+            .map(rustix::process::Gid::as_raw)
+            .collect(),
+    }
+}
+
+fn announce(policy: &Policy, source: &Path, mountpoint: &Path, session: &str) {
+    let unprotected = if policy.mode == Mode::DangerFullAccess { ", unprotected" } else { "" };
+    complain(&format!(
+        "stockade: `{}` is served at `{}` ({}{unprotected}), session {session}",
+        source.display(),
+        mountpoint.display(),
+        policy.mode
+    ));
+}
+
+/// A mount that is taken away with this value, unless it is gone already.
+struct Mounted<'p> {
+    path: &'p Path,
+    gone: bool,
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if !self.gone {
+            // Gone already is as good.
+            let _gone = mount::unmount(self.path, true);
+        }
+    }
+}
+
+/// How long what is still in use may take after the mount was detached.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Waits for the mount to be taken away by somebody, or for a signal, which takes it away.
+fn until_the_end(
+    server: Server,
+    signals: &SignalFd,
+    mut mounted: Mounted<'_>,
+) -> Result<(), Failure> {
+    let mut detached: Option<Instant> = None;
+    while !server.is_finished() {
+        let mut fds = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        let pause = Duration::from_millis(if detached.is_some() { 10 } else { 200 });
+        let timeout = rustix::event::Timespec::try_from(pause).ok();
+        let _woken = rustix::event::poll(&mut fds, timeout.as_ref());
+        if signals.take().is_some() && detached.is_none() {
+            if mount::unmount(mounted.path, false).is_err() {
+                mount::unmount(mounted.path, true)?;
+            }
+            mounted.gone = true;
+            detached = Some(Instant::now());
+        }
+        if detached.is_some_and(|since| since.elapsed() >= LAST) {
+            // What is still open fails from now on; the connection ends with this process.
+            return Ok(());
+        }
+    }
+    mounted.gone = true;
+    server.wait().map_err(system("the server ended with an error"))
+}
