@@ -105,8 +105,16 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.network = request.network;
     policy.hardlinks = request.hardlinks;
     policy.observe = request.observe;
+    policy.own_paths.clone_from(&places.own);
     if policy.mode != Mode::DangerFullAccess {
-        let own = places.own.iter().filter_map(|path| path.to_str()).map(escape_glob);
+        // Outside of the regions they are hidden by a mount of their own.
+        let served = regions(&policy);
+        let own = places
+            .own
+            .iter()
+            .filter(|path| served.iter().any(|region| path.starts_with(region)))
+            .filter_map(|path| path.to_str())
+            .map(escape_glob);
         policy.deny_read.extend(own);
     }
     for region in regions(&policy) {
@@ -115,16 +123,44 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     Ok(policy)
 }
 
-/// Returns the directories that the file system serves, folded: every writable root and the workspace. In the other two
-/// modes it is the workspace alone.
+/// Returns the directories that the file system serves, folded.
+///
+/// These are every writable root and the workspace, so that what is written there is decided and recorded. In
+/// `read-only` the temporary directories are served too, though nothing in them may be written: a socket can't be
+/// reached through our file system, and that is where many are. Directories that a `deny_read` rule outside of all of
+/// them is about are served as well, so that the rule holds for files made later and every attempt is recorded.
 #[must_use]
 pub fn regions(policy: &Policy) -> Vec<PathBuf> {
-    match policy.mode {
-        Mode::ReadOnly | Mode::DangerFullAccess => vec![policy.root.clone()],
-        Mode::WorkspaceWrite => {
-            fold_roots(std::iter::once(&policy.root).chain(&policy.writable_roots()))
-        }
+    let mut all = vec![policy.root.clone()];
+    if policy.mode != Mode::DangerFullAccess {
+        all.extend(policy.extra_roots.iter().cloned());
     }
+    all.extend(policy.deny_read.iter().filter_map(|pattern| place_of(pattern)));
+    fold_roots(&all)
+}
+
+/// Returns the directory that a pattern is about, for one that starts at `/`: the longest part without glob characters
+/// that is a directory.
+fn place_of(pattern: &str) -> Option<PathBuf> {
+    let whole = Path::new(pattern);
+    if !whole.is_absolute() {
+        return None;
+    }
+    let plain: PathBuf = if whole.exists() {
+        whole.to_owned()
+    } else {
+        whole
+            .components()
+            .take_while(|part| {
+                !part.as_os_str().as_encoded_bytes().iter().any(|byte| b"*?[{\\".contains(byte))
+            })
+            .collect()
+    };
+    let mut place = fs::canonicalize(plain.ancestors().find(|path| path.exists())?).ok()?;
+    if !place.is_dir() {
+        place.pop();
+    }
+    Some(place)
 }
 
 /// Makes a path stand for itself alone where a glob is expected.
@@ -210,8 +246,40 @@ mod tests {
         assert_eq!(policy.writable_roots(), [base.join("w"), base.join("t")]);
         assert_eq!(regions(&policy), policy.writable_roots());
         request.mode.0 = Mode::ReadOnly;
+        request.writable.clear();
+        let policy = resolve(&request, &places(&[&base.join("tmp")])).unwrap();
+        assert!(policy.writable_roots().is_empty());
+        assert_eq!(regions(&policy), [base.join("w"), base.join("t")]);
+        request.mode.0 = Mode::DangerFullAccess;
         let policy = resolve(&request, &places(&[&base.join("tmp")])).unwrap();
         assert_eq!(regions(&policy), [base.join("w")]);
+    }
+
+    #[test]
+    fn what_a_deny_rule_outside_is_about_is_served() {
+        let base = tempfile::tempdir().unwrap();
+        let base = fs::canonicalize(base.path()).unwrap();
+        for directory in ["w", "home/.ssh", "home/app/[id]"] {
+            fs::create_dir_all(base.join(directory)).unwrap();
+        }
+        fs::write(base.join("home/.netrc"), "").unwrap();
+        let at = |path: &str| base.join(path).to_str().unwrap().to_owned();
+        let rows = [
+            (at("home/.ssh"), Some(base.join("home/.ssh"))),
+            (at("home/.netrc"), Some(base.join("home"))),
+            (at("home/missing/later"), Some(base.join("home"))),
+            (at("home/**/*.pem"), Some(base.join("home"))),
+            (at("home/app/[id]"), Some(base.join("home/app/[id]"))),
+            (at("w/.env"), None),
+            (".env".to_owned(), None),
+        ];
+        for (pattern, place) in rows {
+            let mut request = Request::new(Mode::WorkspaceWrite, base.join("w"));
+            request.deny_read = vec![pattern.clone()];
+            let policy = resolve(&request, &places(&[])).unwrap();
+            let expected: Vec<_> = std::iter::once(base.join("w")).chain(place).collect();
+            assert_eq!(regions(&policy), expected, "{pattern}");
+        }
     }
 
     #[test]

@@ -26,6 +26,16 @@ pub fn directory() -> Result<PathBuf, Failure> {
         })
 }
 
+/// Returns the directory of the operator's configuration: `$XDG_CONFIG_HOME/stockade`, else `~/.config/stockade`.
+#[must_use]
+pub fn configuration_directory() -> Option<PathBuf> {
+    let absolute =
+        |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute("XDG_CONFIG_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".config")))
+        .map(|base| base.join("stockade"))
+}
+
 /// Makes the state directory and everything above it (mode 0700), and checks that nobody else can write there.
 ///
 /// # Errors

@@ -4,7 +4,9 @@
 //! its own path already) with writing left to the file system's rules, so that refusals are recorded; a minimal `/dev`,
 //! a private `/proc`, an empty `/run` (nothing of the host's sockets, contract L11), Stockade's own directories hidden.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use stockade_policy::{Mode, Network, Policy};
@@ -40,6 +42,10 @@ pub struct Machine {
     pub run_files: Vec<PathBuf>,
     /// Directories of Stockade's own.
     pub own: Vec<PathBuf>,
+    /// The terminal among the caller's standard streams, if it is a pseudo-terminal.
+    pub terminal: Option<PathBuf>,
+    /// Sockets of the host that have a name in the file system.
+    pub sockets: Vec<PathBuf>,
 }
 
 impl Machine {
@@ -60,8 +66,36 @@ impl Machine {
                 .filter(|path| path.starts_with("/run") && path.is_file())
                 .collect(),
             own,
+            terminal: terminal(),
+            sockets: sockets(&std::fs::read("/proc/net/unix").unwrap_or_default()),
         }
     }
+}
+
+/// Returns the pseudo-terminal that one of the standard streams is.
+fn terminal() -> Option<PathBuf> {
+    ["/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"]
+        .iter()
+        .filter_map(|link| std::fs::read_link(link).ok())
+        .find(|path| path.starts_with("/dev/pts") && path.exists())
+}
+
+/// Returns the names of sockets in the kernel's table that are paths and still there.
+fn sockets(table: &[u8]) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = table
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| {
+            let start = line.windows(2).position(|pair| pair == b" /")?;
+            Some(PathBuf::from(OsStr::from_bytes(line.get(start + 1..)?)))
+        })
+        .filter_map(|path| std::fs::canonicalize(path).ok())
+        .filter(|path| {
+            std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+        })
+        .collect();
+    paths.sort();
+    paths.dedup();
+    paths
 }
 
 /// Finds bubblewrap. A copy in a place that a confined command may write isn't taken: an earlier command could have
@@ -69,7 +103,7 @@ impl Machine {
 ///
 /// # Errors
 /// There is none that can be trusted.
-pub fn find(policy: &Policy, path: &std::ffi::OsStr) -> Result<PathBuf, Failure> {
+pub fn find(policy: &Policy, path: &OsStr) -> Result<PathBuf, Failure> {
     let unavailable =
         |why: String| Failure::new(Code::SandboxUnavailable, why).help(probe::bubblewrap_remedy());
     let Some(found) = probe::find_program("bwrap", path) else {
@@ -129,6 +163,19 @@ fn confine(list: &mut Options, regions: &[PathBuf], machine: &Machine) {
             list.flags(&["--perms", "0000"]).path("--tmpfs", directory);
             list.path("--remount-ro", directory);
         }
+    }
+    // The file system serves no socket of the host's, `/run` and `/dev` are ours: what is left is covered one by one.
+    let replaced = ["/run", "/dev", "/proc"].map(Path::new);
+    let covered = |socket: &PathBuf| {
+        regions.iter().chain(&machine.own).any(|place| socket.starts_with(place))
+            || replaced.iter().any(|place| socket.starts_with(place))
+    };
+    for socket in machine.sockets.iter().filter(|socket| !covered(socket)) {
+        list.paths("--ro-bind", "/dev/null", socket);
+    }
+    if let Some(terminal) = &machine.terminal {
+        // Under the one name that ttyname(3) finds it by; other terminals stay out of sight.
+        list.paths("--dev-bind", terminal, "/dev/console");
     }
     list.path("--remount-ro", "/run").path("--remount-ro", "/dev");
     if machine.root {
@@ -194,6 +241,33 @@ mod tests {
         assert!(has(&options, &["--cap-drop", "ALL"]));
         assert!(!options.iter().any(|option| option == "CAP_SYS_ADMIN"));
         assert!(options.iter().any(|option| option == "--unshare-net"));
+    }
+
+    #[test]
+    fn sockets_of_the_host_are_covered_where_nothing_else_does() {
+        let base = tempfile::tempdir().unwrap();
+        let base = std::fs::canonicalize(base.path()).unwrap();
+        let socket = base.join("s ock");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::fs::write(base.join("plain"), "").unwrap();
+        let line = |path: &str| format!("0: 2 0 10000 1 1 77 {path}\n");
+        let table = [
+            "Num RefCount Protocol Flags Type St Inode Path\n".to_owned(),
+            line(socket.to_str().unwrap()),
+            line(base.join("plain").to_str().unwrap()),
+            line(base.join("gone").to_str().unwrap()),
+            line("@/abstract"),
+            "0: 2 0 0 1 1 78\n".to_owned(),
+        ];
+        let sockets = sockets(table.concat().as_bytes());
+        assert_eq!(sockets, std::slice::from_ref(&socket));
+        let policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
+        let machine = Machine { sockets, ..Machine::default() };
+        let path = socket.to_str().unwrap();
+        let outside = options(&policy, &["/w".into()], &machine);
+        assert!(has(&outside, &["--ro-bind", "/dev/null", path]));
+        let inside = options(&policy, std::slice::from_ref(&base), &machine);
+        assert!(!has(&inside, &["--ro-bind", "/dev/null", path]));
     }
 
     #[test]

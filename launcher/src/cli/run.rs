@@ -152,7 +152,8 @@ fn attempt(
     let workspace = args.policy.workspace.clone().unwrap_or_else(|| cwd.clone());
     let mut request = args.policy.request(workspace);
     request.session = args.session.clone();
-    let own = vec![state.clone()];
+    let mut own = vec![state.clone()];
+    own.extend(state::configuration_directory().and_then(|path| std::fs::canonicalize(path).ok()));
     let policy = resolve::resolve(&request, &Places::of_this_machine(own.clone()))
         .map_err(unstarted(None))?;
     let facts = Facts::look(own);
