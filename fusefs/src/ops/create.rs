@@ -161,12 +161,16 @@ impl Fs {
         let who = self.who(caller);
         let mut event = Self::event(who.clone(), Op::Create, place.path.clone(), None);
         let keep = OFlags::ACCMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
-        let host_flags = (flags & keep)
+        let mut host_flags = (flags & keep)
             | OFlags::CREATE
             | OFlags::EXCL
             | OFlags::NOFOLLOW
             | OFlags::CLOEXEC
             | OFlags::NOCTTY;
+        if self.rules.config_kind(&place.path).is_some() {
+            // What is judged at each write must be readable, too.
+            host_flags = host_flags.difference(OFlags::ACCMODE) | OFlags::RDWR;
+        }
         let made = self.may_create(&place.path, EntryKind::File).and_then(|()| {
             let bits = Mode::from_raw_mode(mode & 0o7777);
             let result = self.as_caller(caller, umask, mode & SET_ID != 0, || {
