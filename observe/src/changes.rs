@@ -5,7 +5,8 @@
 //! - I2: a name that no event spoke of is as it was.
 //!
 //! An event says what happened to its path; that the path existed before follows from what was done (only an existing
-//! file can be deleted). A rename onto an existing file carries the displaced file's version as `version_before`.
+//! file can be deleted). A rename onto an existing file carries the displaced file's version as `version_before`; one
+//! that exchanges two names counts as two operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -17,6 +18,9 @@ use crate::touch::is_change;
 
 /// How many names the fold follows before it stops being complete.
 const LIMIT: usize = 1_000_000;
+
+/// The count of a rename that exchanges two names.
+const EXCHANGE: u64 = 2;
 
 /// Something that stands at a name.
 #[derive(Clone, Debug)]
@@ -57,7 +61,16 @@ impl NetChanges {
             }
             Op::Rename => {
                 if let Some(to) = &event.path2 {
-                    self.rename(path, to, event.version_before.is_some());
+                    if event.count == EXCHANGE {
+                        self.exchange(path, to);
+                    } else {
+                        self.rename(path, to, event.version_before.is_some());
+                    }
+                }
+            }
+            Op::Copy => {
+                if let Some(target) = &event.path2 {
+                    self.existing(target).modified = true;
                 }
             }
             Op::Publish if event.version_before.is_none() && !self.now.contains_key(path) => {
@@ -67,7 +80,6 @@ impl NetChanges {
             Op::Write
             | Op::Truncate
             | Op::Fallocate
-            | Op::Copy
             | Op::Publish
             | Op::Chmod
             | Op::Chown
@@ -145,6 +157,16 @@ impl NetChanges {
             self.now.insert(path, None);
         }
         self.now.extend(moved);
+    }
+
+    /// Swaps two names, through one that no program can have.
+    fn exchange(&mut self, one: &Path, other: &Path) {
+        let aside = Path::new("");
+        self.existing(other);
+        self.rename(one, aside, false);
+        self.rename(other, one, false);
+        self.rename(aside, other, false);
+        self.now.remove(aside);
     }
 
     /// Returns the changes.
@@ -225,7 +247,7 @@ mod tests {
             version_before: line.ends_with(" over").then_some(OLD),
             version_after: None,
             publication: None,
-            count: 1,
+            count: if line.ends_with(" swap") { EXCHANGE } else { 1 },
         }
     }
 
@@ -269,6 +291,11 @@ mod tests {
             (&["create /a.tmp", "rename /a.tmp /a"], "+/a"),
             (&["rename /a /a.bak", "create /a", "unlink /a.bak"], "~/a"),
             (&["rename /a /a.bak", "create /a"], "+/a.bak ~/a"),
+            (&["rename /a /b swap"], "~/a ~/b"),
+            (&["rename /a /b swap", "rename /a /b swap"], ""),
+            (&["create /n", "rename /n /a swap", "unlink /n"], "~/a"),
+            (&["write /d/x", "rename /d /e swap"], "~/d ~/e ~/e/x /d/x>/e/x"),
+            (&["copy /a /b"], "~/b"),
             (&["link /a /b"], "+/b"),
             (&["mkdir /d", "create /d/a", "unlink /d/a", "rmdir /d"], ""),
             (&["mkdir /d", "create /d/a", "rename /d /e"], "+/e +/e/a"),

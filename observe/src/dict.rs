@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Key, Outcome, Process, Publication, RunId, Time};
 use crate::recent::Recent;
 use crate::store::op_from_code;
-use crate::writer::version_from_columns;
+use crate::writer::versions_from_columns;
 
 /// An event as the log keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,6 +160,8 @@ impl<'c> Dict<'c> {
             _ => return Err(Error::Damaged(format!("event {}: outcome {}", raw.seq, raw.outcome))),
         };
         let [b0, b1, b2, a0, a1, a2] = raw.versions;
+        let (version_before, version_after) =
+            versions_from_columns(time, [b0, b1, b2], [a0, a1, a2]);
         let event = Event {
             time,
             process: self.process(raw.process)?,
@@ -170,8 +172,8 @@ impl<'c> Dict<'c> {
             outcome,
             bytes_read: raw.bytes[0].map(i64::cast_unsigned),
             bytes_written: raw.bytes[1].map(i64::cast_unsigned),
-            version_before: version_from_columns(time, [b0, b1, b2]),
-            version_after: version_from_columns(time, [a0, a1, a2]),
+            version_before,
+            version_after,
             publication: match raw.publication {
                 None => None,
                 Some(0) => Some(Publication::Atomic),

@@ -236,7 +236,7 @@ pub struct Event {
     pub op: Op,
     /// The target, absolute, as the program sees it.
     pub path: PathBuf,
-    /// The other end of a rename or link.
+    /// The other end: the new name of a rename or link, the target of a copy, where a conflict's content was kept.
     pub path2: Option<PathBuf>,
     /// The target's identity, where it exists.
     pub key: Option<Key>,
@@ -246,13 +246,13 @@ pub struct Event {
     pub bytes_read: Option<u64>,
     /// Bytes written; `None` when the kernel's passthrough hid them.
     pub bytes_written: Option<u64>,
-    /// The content before.
+    /// The content before; for a rename, that of the file it displaced.
     pub version_before: Option<Version>,
     /// The content after.
     pub version_after: Option<Version>,
     /// How changed content reached its name.
     pub publication: Option<Publication>,
-    /// How many operations this event stands for.
+    /// How many operations this event stands for; 2 for a rename that exchanges two names.
     pub count: u64,
 }
 

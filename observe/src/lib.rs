@@ -9,16 +9,20 @@ mod changes;
 mod dict;
 mod error;
 pub mod event;
+mod export;
+mod follow;
 mod live;
 mod query;
 mod recent;
 mod recorder;
 mod run;
 mod runs;
+mod sessions;
 mod store;
 mod summary;
 mod tally;
 mod touch;
+mod tree;
 mod verify;
 mod writer;
 
@@ -27,6 +31,8 @@ pub use error::{Error, Result};
 pub use event::{
     Event, Key, Op, Outcome, Process, Publication, RunId, SessionId, Sink, Time, Version,
 };
+pub use export::{from_json, to_json};
+pub use follow::{Follow, SqlValue};
 pub use live::is_id;
 pub use query::{Filter, globs};
 pub use recorder::{Failure, OnRecordFailure, QUEUE, Recorder};
@@ -34,7 +40,9 @@ pub use run::{
     Changes, ConflictRow, DenialRow, Ending, Recording, RunInfo, RunOutcome, RunSummary,
 };
 pub use runs::{RunEnd, RunRow};
+pub use sessions::{SessionDir, session_dir, session_dirs};
 pub use store::{FILE_NAME, FORMAT, Store};
 pub use summary::{Stat, Touched};
 pub use touch::{Touch, is_change};
+pub use tree::{ProcessNode, ProcessTree};
 pub use verify::{Fault, Problem, VerifyReport};

@@ -13,7 +13,8 @@ use rusqlite::Connection;
 use crate::chain::{Append, Entry};
 use crate::error::{Error, Result};
 use crate::event::RunId;
-use crate::store::make_private_dir;
+use crate::recorder::{AT_MOST, AT_MOST_FAILING};
+use crate::store::{Store, make_private_dir};
 use crate::writer::insert_interrupted;
 
 /// Returns whether text can be the id of a session or a run: it becomes a file name and a command-line word.
@@ -32,7 +33,7 @@ fn live_file(dir: &Path, run: &str) -> PathBuf {
 #[derive(Debug)]
 pub(crate) struct Live {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl Live {
@@ -50,9 +51,14 @@ impl Live {
             .open(&path)
             .map_err(Error::io("create", &path))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path, _lock: lock }),
+            Ok(()) => Ok(Self { path, lock }),
             Err(error) => Err(Error::io("lock", &path)(error.into())),
         }
+    }
+
+    /// Says whether writing fails, so that more than usual is kept in memory and can be lost.
+    pub(crate) fn set_failing(&self, failing: bool) -> Result<()> {
+        self.lock.set_len(u64::from(failing)).map_err(Error::io("write", &self.path))
     }
 
     /// The run is over and says so in the log.
@@ -70,8 +76,23 @@ pub(crate) fn is_live(dir: &Path, run: &str) -> bool {
     }
 }
 
-/// Closes the runs whose recorders died; `at_most` bounds what each can have lost.
-pub(crate) fn mark_interrupted(conn: &Connection, dir: &Path, at_most: u64) -> Result<usize> {
+impl Store {
+    /// Closes the runs whose recorders died, if there are any. Whoever shows a log does this first.
+    ///
+    /// # Errors
+    /// There is no log, or it can't be written.
+    pub fn settle(dir: &Path) -> Result<()> {
+        let open = Self::open_read_only(dir)?.runs()?;
+        if open.iter().any(|run| run.end.is_none() && !run.live) {
+            let store = Self::create_or_open(dir)?;
+            mark_interrupted(&store.conn, dir)?;
+        }
+        Ok(())
+    }
+}
+
+/// Closes the runs whose recorders died, and bounds what each can have lost.
+pub(crate) fn mark_interrupted(conn: &Connection, dir: &Path) -> Result<usize> {
     let open: Vec<(i64, String)> = {
         let mut select = conn
             .prepare_cached(
@@ -87,7 +108,7 @@ pub(crate) fn mark_interrupted(conn: &Connection, dir: &Path, at_most: u64) -> R
     }
     let mark = || -> rusqlite::Result<Entry> {
         let mut append = Append::begin(conn)?;
-        for (run, _) in &dead {
+        for (run, name) in &dead {
             // Another opener may have been quicker.
             let ended: bool = conn.query_row(
                 "SELECT EXISTS (SELECT 1 FROM run_end WHERE run = ?)",
@@ -95,6 +116,8 @@ pub(crate) fn mark_interrupted(conn: &Connection, dir: &Path, at_most: u64) -> R
                 |row| row.get(0),
             )?;
             if !ended {
+                let failing = fs::metadata(live_file(dir, name)).is_ok_and(|meta| meta.len() > 0);
+                let at_most = if failing { AT_MOST_FAILING } else { AT_MOST };
                 insert_interrupted(&mut append, *run, at_most)?;
             }
         }

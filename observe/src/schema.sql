@@ -31,7 +31,7 @@ CREATE INDEX run_end_by_run ON run_end (run);
 CREATE TABLE session_event (id INTEGER PRIMARY KEY, time INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
 
 -- outcome: 0 ok, 1 denied, 2 error. publication: 0 atomic, 1 in place. Times of versions are kept as differences:
--- mtime = time - *_mtime, ctime = mtime + *_ctime. `change` is 1 where an ok operation changed something.
+-- mtime = time - *_mtime, ctime = mtime + *_ctime; after_size -1 without times is the version before. `change` is 1 where an ok operation changed something.
 CREATE TABLE event (
     seq INTEGER PRIMARY KEY, time INTEGER NOT NULL, run INTEGER NOT NULL, process INTEGER NOT NULL, op INTEGER NOT NULL,
     target INTEGER NOT NULL, path2 INTEGER, outcome INTEGER NOT NULL, errno INTEGER, rule INTEGER,
@@ -56,9 +56,10 @@ CREATE TABLE chain (
 
 -- Derived from the events, for quick answers; not covered by the chain, and rebuilt when in doubt.
 CREATE TABLE run_stat (
-    run INTEGER NOT NULL, exe INTEGER NOT NULL, op INTEGER NOT NULL, outcome INTEGER NOT NULL, events INTEGER NOT NULL,
-    count INTEGER NOT NULL, bytes_read INTEGER NOT NULL, bytes_written INTEGER NOT NULL, hidden INTEGER NOT NULL,
-    PRIMARY KEY (run, exe, op, outcome)
+    run INTEGER NOT NULL, process INTEGER NOT NULL, op INTEGER NOT NULL, outcome INTEGER NOT NULL,
+    events INTEGER NOT NULL, count INTEGER NOT NULL, bytes_read INTEGER NOT NULL, bytes_written INTEGER NOT NULL,
+    hidden INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (run, process, op, outcome)
 ) WITHOUT ROWID;
 -- Which program touched which path in a run, and how (bits of `Touch`).
 CREATE TABLE touch (
@@ -88,7 +89,8 @@ CREATE VIEW events AS
         r.name AS run, p.pid, p.ppid, CAST(x.bytes AS TEXT) AS exe, CAST(p.comm AS TEXT) AS comm, p.uid,
         o.name AS op, CAST(tp.bytes AS TEXT) AS path, CAST(p2.bytes AS TEXT) AS path2, t.dev, t.ino,
         CASE e.outcome WHEN 0 THEN 'ok' WHEN 1 THEN 'denied' ELSE 'error' END AS outcome, e.errno, u.name AS rule,
-        u.source AS rule_source, e.bytes_read, e.bytes_written, e.before_size, e.after_size,
+        u.source AS rule_source, e.bytes_read, e.bytes_written, e.before_size,
+        CASE WHEN e.after_mtime IS NULL AND e.after_size = -1 THEN e.before_size ELSE e.after_size END AS after_size,
         CASE e.publication WHEN 0 THEN 'atomic' WHEN 1 THEN 'in-place' END AS publication, e.change, e.count
     FROM event e JOIN run r ON r.id = e.run JOIN process p ON p.id = e.process JOIN path x ON x.id = p.exe
         JOIN op o ON o.id = e.op JOIN target t ON t.id = e.target JOIN path tp ON tp.id = t.path

@@ -91,8 +91,9 @@ impl Store {
         let mut select = self
             .conn
             .prepare_cached(
-                "SELECT exe, op, outcome, events, count, bytes_read, bytes_written, hidden FROM run_stat \
-                 WHERE run = ? ORDER BY exe, op, outcome",
+                "SELECT p.exe, op, outcome, sum(events), sum(count), sum(bytes_read), sum(bytes_written), sum(hidden) \
+                 FROM run_stat s JOIN process p ON p.id = s.process \
+                 WHERE run = ? GROUP BY p.exe, op, outcome ORDER BY min(first)",
             )
             .map_err(Error::sql(failed))?;
         let mut rows = select.query([id]).map_err(Error::sql(failed))?;

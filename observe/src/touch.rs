@@ -79,12 +79,11 @@ impl Touch {
             Op::Read => (Self::READ, Self::READ),
             Op::Exec => (Self::EXECUTED, Self::EXECUTED),
             Op::Readdir => (Self::LISTED, Self::LISTED),
-            Op::Write | Op::Truncate | Op::Fallocate | Op::Copy | Op::Publish => {
-                if is_change(event) {
-                    (Self::WRITTEN, Self::WRITTEN)
-                } else {
-                    (Self::default(), Self::default())
-                }
+            Op::Write | Op::Truncate | Op::Fallocate | Op::Publish => {
+                (if is_change(event) { Self::WRITTEN } else { Self::default() }, Self::default())
+            }
+            Op::Copy => {
+                (Self::READ, if is_change(event) { Self::WRITTEN } else { Self::default() })
             }
             Op::Create | Op::Mkdir | Op::Mknod | Op::Symlink => (Self::CREATED, Self::default()),
             Op::Link => (Self::default(), Self::CREATED),
@@ -119,7 +118,6 @@ pub fn is_change(event: &Event) -> bool {
         | Op::Mknod
         | Op::Symlink
         | Op::Link
-        | Op::Rename
         | Op::Unlink
         | Op::Rmdir
         | Op::Chmod
@@ -127,6 +125,8 @@ pub fn is_change(event: &Event) -> bool {
         | Op::Utimes
         | Op::Setxattr
         | Op::Removexattr => true,
+        // A file renamed onto another of its own names stays as it is (rename(2)).
+        Op::Rename => event.version_before.is_none() || event.version_before != event.version_after,
         Op::Write | Op::Truncate | Op::Fallocate | Op::Copy | Op::Publish => {
             match (event.version_before, event.version_after) {
                 (Some(before), Some(after)) => before != after,

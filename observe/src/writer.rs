@@ -54,6 +54,8 @@ struct Stat {
     bytes_read: i64,
     bytes_written: i64,
     hidden: i64,
+    first: i64,
+    last: i64,
 }
 
 impl Caches {
@@ -217,22 +219,25 @@ impl Writer {
             insert_event(&mut append, caches, *run, event, &mut stats)?;
         }
         let mut upsert = store.conn.prepare_cached(
-            "INSERT INTO run_stat VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET \
+            "INSERT INTO run_stat VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET \
              events = events + excluded.events, count = count + excluded.count, \
              bytes_read = bytes_read + excluded.bytes_read, \
-             bytes_written = bytes_written + excluded.bytes_written, hidden = hidden + excluded.hidden",
+             bytes_written = bytes_written + excluded.bytes_written, hidden = hidden + excluded.hidden, \
+             last = excluded.last",
         )?;
-        for ((exe, op, outcome), stat) in stats {
+        for ((process, op, outcome), stat) in stats {
             upsert.execute(params![
                 *run,
-                exe,
+                process,
                 op,
                 outcome,
                 stat.events,
                 stat.count,
                 stat.bytes_read,
                 stat.bytes_written,
-                stat.hidden
+                stat.hidden,
+                stat.first,
+                stat.last
             ])?;
         }
         drop(upsert);
@@ -335,9 +340,13 @@ fn insert_event(
         row.int(outcome)?.opt_int(errno.map(i64::from))?.opt_int(rule)?;
         row.opt_int(event.bytes_read.map(u64::cast_signed))?;
         row.opt_int(event.bytes_written.map(u64::cast_signed))?;
-        for version in [event.version_before, event.version_after] {
-            let [size, mtime, ctime] = version_columns(event.time, version);
-            row.opt_int(size)?.opt_int(mtime)?.opt_int(ctime)?;
+        let before = version_columns(event.time, event.version_before);
+        let after = match event.version_after {
+            Some(after) if event.version_before == Some(after) => SAME,
+            after => version_columns(event.time, after),
+        };
+        for column in before.into_iter().chain(after) {
+            row.opt_int(column)?;
         }
         row.opt_int(event.publication.map(|publication| match publication {
             Publication::Atomic => 0,
@@ -368,7 +377,10 @@ fn insert_event(
             .execute([ids.process, block])?;
     }
 
-    let stat = stats.entry((ids.exe, op, outcome)).or_default();
+    let stat = stats
+        .entry((ids.process, op, outcome))
+        .or_insert_with(|| Stat { first: seq, ..Stat::default() });
+    stat.last = seq;
     stat.events += 1;
     stat.count = stat.count.saturating_add(event.count.cast_signed());
     stat.bytes_read = stat.bytes_read.saturating_add(event.bytes_read.unwrap_or(0).cast_signed());
@@ -405,6 +417,9 @@ fn touch(
     Ok(())
 }
 
+/// The columns of a version after that is the one before.
+const SAME: [Option<i64>; 3] = [Some(-1), None, None];
+
 fn version_columns(time: Time, version: Option<Version>) -> [Option<i64>; 3] {
     version.map_or([None; 3], |version| {
         [
@@ -415,9 +430,17 @@ fn version_columns(time: Time, version: Option<Version>) -> [Option<i64>; 3] {
     })
 }
 
-/// Undoes [`version_columns`].
-pub(crate) fn version_from_columns(time: Time, columns: [Option<i64>; 3]) -> Option<Version> {
-    let [Some(size), Some(mtime), Some(ctime)] = columns else { return None };
-    let mtime = time.0.wrapping_sub(mtime);
-    Some(Version { size: size.cast_unsigned(), mtime, ctime: mtime.wrapping_add(ctime) })
+/// Reads the versions before and after.
+pub(crate) fn versions_from_columns(
+    time: Time,
+    before: [Option<i64>; 3],
+    after: [Option<i64>; 3],
+) -> (Option<Version>, Option<Version>) {
+    let version = |columns: [Option<i64>; 3]| {
+        let [Some(size), Some(mtime), Some(ctime)] = columns else { return None };
+        let mtime = time.0.wrapping_sub(mtime);
+        Some(Version { size: size.cast_unsigned(), mtime, ctime: mtime.wrapping_add(ctime) })
+    };
+    let first = version(before);
+    (first, if after == SAME { first } else { version(after) })
 }
