@@ -128,7 +128,6 @@ impl Invocation {
     ///
     /// # Panics
     /// When it can't be started or outlives its deadline.
-    #[must_use]
     pub fn run(self) -> Output {
         self.spawn().wait()
     }

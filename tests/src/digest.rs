@@ -143,7 +143,7 @@ impl Digest {
             lines.is_empty(),
             "{what}: {} differences:\n{}",
             lines.len(),
-            lines.iter().take(40).map(String::as_str).collect::<Vec<_>>().join("\n")
+            lines.iter().take(15).map(String::as_str).collect::<Vec<_>>().join("\n")
         );
     }
 }

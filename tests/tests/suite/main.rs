@@ -3,4 +3,13 @@
 //! One module a topic. A test's name is the promise it keeps; the ids in its comment are those of the contract.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod danger;
+mod everyday;
+mod exit_status;
 mod harness;
+mod leftovers;
+mod log;
+mod posix;
+mod program;
+mod read_only;
+mod workspace_write;

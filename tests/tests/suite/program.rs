@@ -1,0 +1,28 @@
+//! The small programs that the tests run inside and outside.
+
+use std::fs;
+use std::path::PathBuf;
+
+use stockade_tests::World;
+
+/// Every operation that changes something (contract F1).
+pub const REFUSED: &str = include_str!("../../programs/refused.py");
+/// Every way around a path check.
+pub const ESCAPE: &str = include_str!("../../programs/escape.py");
+/// Sequences of system calls whose every answer is printed.
+pub const POSIX: &str = include_str!("../../programs/posix.py");
+
+/// An interpreter that neither the user's nor the site's files change.
+pub const PYTHON: [&str; 4] = ["/usr/bin/python3", "-I", "-S", "-B"];
+
+/// Puts a program where every identity can read it and no run can write it.
+pub fn install(world: &World, name: &str, text: &str) -> PathBuf {
+    let path = world.directory().join(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// Reads lines of columns that are separated by tabs.
+pub fn columns(text: &str) -> Vec<Vec<&str>> {
+    text.lines().map(|line| line.split('\t').collect()).collect()
+}
