@@ -278,7 +278,7 @@ def open_flags():
         fd = tell(label, lambda: (os.open(name, flags, 0o640), "opened")[0] and "opened")
     for umask in (0, 0o022, 0o077, 0o777):
         os.umask(umask)
-        for mode in (0o666, 0o777, 0o6755, 0o000, 0o400):
+        for mode in (0o666, 0o777, 0o1755, 0o000, 0o400):
             name = "m%o-%o" % (umask, mode)
             fd = tell("create %s" % name, lambda: os.write(os.open(name, W | C, mode), b"x"))
             say(shape(name))
@@ -1055,6 +1055,7 @@ def unnamed():
     say(os.listdir("."))
     check(libc.linkat(AT_FDCWD, b"/proc/self/fd/%d" % fd, AT_FDCWD, b"named", 0x400))
     say(get("named") == b"x")
+    os.unlink("named")
 
 
 @section

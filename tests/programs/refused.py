@@ -60,7 +60,7 @@ def tmpfile(path):
 
 ACL = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", tag, permissions, ident)
-    for tag, permissions, ident in [(1, 6, 0xFFFFFFFF), (2, 4, 1), (4, 4, 0xFFFFFFFF), (16, 6, 0xFFFFFFFF), (32, 4, 0xFFFFFFFF)]
+    for tag, permissions, ident in [(1, 6, 0xFFFFFFFF), (2, 4, os.getuid()), (4, 4, 0xFFFFFFFF), (16, 6, 0xFFFFFFFF), (32, 4, 0xFFFFFFFF)]
 )
 
 # name of the operation, kind of the target (f: file, d: directory, n: not there, s: symlink, x: file with an attribute)

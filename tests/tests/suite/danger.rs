@@ -4,8 +4,6 @@ use std::fs;
 
 use stockade_tests::as_root_and_user;
 
-use crate::log::events;
-
 const MODE: [&str; 2] = ["--mode", "danger-full-access"];
 
 as_root_and_user! {
@@ -34,19 +32,5 @@ as_root_and_user! {
         assert!(output.stderr().contains("unprotected"), "{}", output.stderr());
         let quiet = world.run(&[&MODE[..], &["-q"]].concat()).arg("true").run();
         assert_eq!((quiet.code, quiet.stderr()), (0, String::new()));
-    }
-
-    /// O1: the workspace is observed all the same.
-    fn it_is_still_observed(world) {
-        world.write("seen", "x");
-        world.run(&MODE).args(["sh", "-c", "cat seen; echo x > made; rm seen"]).run().assert_success();
-        let events = events(world, &[]);
-        for (op, name) in [("read", "seen"), ("create", "made"), ("unlink", "seen")] {
-            let path = world.workspace().join(name);
-            assert!(
-                events.iter().any(|event| event["op"] == op && event["path"] == path.to_str().unwrap()),
-                "no {op} of {name} in {events:#?}"
-            );
-        }
     }
 }

@@ -11,7 +11,7 @@ use stockade_tests::{Digest, Facets, Invocation, Output, World, as_root_and_user
 /// and one that is being written.
 const STUBBORN: &str = "exec 7>>held; echo kept > kept; \
      setsid sh -c 'trap \"\" INT TERM HUP; while :; do echo x >> /tmp/by-child; sleep 0.05; done' & \
-     exec 8> unfinished; echo part >&8; echo ready > ready; trap 'exit 77' INT TERM; while :; do sleep 0.05; done";
+     exec 8> unfinished; echo part >&8; trap 'exit 77' INT TERM; echo ready > ready; while :; do sleep 0.05; done";
 
 /// What is in the workspace before the run.
 fn workspace(world: &World) -> Digest {
@@ -174,12 +174,13 @@ as_root_and_user! {
         let leaks = world.leaks();
         let running: Vec<_> = (0..8)
             .map(|number| {
-                let script = format!("echo {number} > f{number}; cat source f{number}; rm f{number}; sleep 0.2; exit {number}");
+                let script = format!("echo {number} > f{number}; cat source f{number}; rm f{number}; sleep {}; exit {number}", if number % 3 == 1 { "60" } else { "0.2" });
                 world.run(&[]).args(["sh", "-c", &script]).spawn()
             })
             .collect();
         for (number, running) in running.into_iter().enumerate() {
             if number % 3 == 1 {
+                std::thread::sleep(Duration::from_millis(100));
                 running.signal(Signal::KILL);
                 running.wait().assert_code(137);
             } else {

@@ -8,7 +8,6 @@ mod everyday;
 mod exit_status;
 mod harness;
 mod leftovers;
-mod log;
 mod posix;
 mod program;
 mod read_only;
