@@ -193,7 +193,7 @@ impl Rules {
             ))
         };
         match kind {
-            ConfigKind::Repository | ConfigKind::Worktree => {
+            ConfigKind::Repository | ConfigKind::Worktree | ConfigKind::Modules => {
                 protection::config_change_at(path.as_os_str().as_bytes(), old, new)
                     .map_err(|key| refused(key.to_string()))
             }

@@ -31,6 +31,8 @@ pub enum ConfigKind {
     Worktree,
     /// A `.git` file that names the repository's directory.
     GitFile,
+    /// A `.gitmodules` file, which `git submodule` takes settings from.
+    Modules,
     /// A `commondir` file that names the directory which a linked working tree shares.
     CommonDir,
 }
@@ -43,6 +45,7 @@ impl ConfigKind {
             Self::Repository => ".git/config",
             Self::Worktree => ".git/config.worktree",
             Self::GitFile => ".git",
+            Self::Modules => ".gitmodules",
             Self::CommonDir => ".git/commondir",
         }
     }
@@ -85,6 +88,13 @@ pub(crate) fn classify(path: &[u8], below: &[u8]) -> Class {
         }
         if !inside {
             continue;
+        }
+        if rest.is_empty()
+            && end == path.len()
+            && part.eq_ignore_ascii_case(b".gitmodules")
+            && !in_dependencies(path.get(outer..start).unwrap_or_default())
+        {
+            return Class::Judged(ConfigKind::Modules);
         }
         if let Some(label) = names::protected(part, rest) {
             // The git directories of installed packages are looked for further down.
@@ -177,7 +187,9 @@ mod tests {
             ("/w/b.git/src/main.c", Free),
             ("/w/b.git/.vscode/tasks.json", Refused(".vscode")),
             ("/w/.gitignore", Free),
-            ("/w/.gitmodules", Refused(".gitmodules")),
+            ("/w/.gitmodules", Judged(ConfigKind::Modules)),
+            ("/w/sub/.GitModules", Judged(ConfigKind::Modules)),
+            ("/w/node_modules/p/.gitmodules", Free),
             ("/w/x/.vscode/settings.json", Refused(".vscode")),
             ("/w/.VSCode", Refused(".vscode")),
             ("/w/.idea", Refused(".idea")),

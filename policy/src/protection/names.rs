@@ -28,7 +28,6 @@ const NAMES: &[&str] = &[
     ".fleet",
     ".gemini",
     ".gitconfig",
-    ".gitmodules",
     ".gvimrc",
     ".idea",
     ".inputrc",
