@@ -67,10 +67,10 @@ impl Fs {
 
     pub fn removexattr(&self, caller: Caller, id: u64, name: &OsStr) -> FsResult<()> {
         let node = self.node(id)?;
-        let event =
-            Self::event(self.who(caller), Op::Removexattr, self.path(&node), Some(node.key()));
+        let who = self.who(caller);
+        let event = Self::event(who.clone(), Op::Removexattr, self.path(&node), Some(node.key()));
         let result = self.may_write(&node).and_then(|()| {
-            let pin = self.table.pin(&node)?;
+            let pin = self.sole_pin(&node, &who)?;
             Ok(rustix::fs::removexattr(host::magic_link(pin.as_fd()), name)?)
         });
         self.audited(event, result)
