@@ -50,6 +50,8 @@ impl Fs {
         let file = self.handles.file(handle)?;
         let fd = self.file_fd(&file)?;
         let append = flags.contains(OFlags::APPEND);
+        // What is judged is what stands there until it's written: pages of a mapping come beside other writes.
+        let _gate = file.judged.then(|| file.node.gate.lock());
         if file.judged
             && let Err(error) = self.judge_write(&file, &file.path, offset, data)
         {
