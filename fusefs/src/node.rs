@@ -42,7 +42,9 @@ pub struct Names {
 }
 
 /// More names than this of one file are not remembered; the first seen go first.
-const MAX_NAMES: usize = 64;
+const MAX_NAMES: usize = 1024;
+/// This many forgotten nodes are kept before those that nobody needs any more are looked for.
+const DORMANT: usize = 1024;
 
 /// What the kernel knows by one number.
 #[derive(Debug)]
@@ -235,6 +237,11 @@ struct Inner {
     by_inode: HashMap<(u64, u64), Arc<Node>>,
     devices: Vec<u64>,
     stand_ins: u64,
+    /// The places in `by_inode` of nodes that the kernel has forgotten and that are still of use: a file with several
+    /// names that we know (contract F11), and a directory in which such a file or an open one lies.
+    dormant: Vec<(u64, u64)>,
+    /// When to look for those that are of no use any more.
+    sweep_at: usize,
 }
 
 #[derive(Debug)]
@@ -311,23 +318,31 @@ impl Table {
         let key = Key { dev: stat.dev, ino: stat.ino, generation };
         if let Some(node) = inner.by_inode.get(&(stat.dev, stat.ino))
             && node.key() == key
+            && node.kind == stat.file_type()
         {
-            node.lookups.fetch_add(1, Ordering::Relaxed);
-            return PendingLookup { table: self, node: node.clone(), sent: false };
+            let node = node.clone();
+            if inner.count(&node) {
+                return PendingLookup { table: self, node, sent: false };
+            }
         }
         let id = inner.number(stat);
         let node = Arc::new(Node::new(id, key, stat.file_type(), generation, None));
         node.lookups.store(1, Ordering::Relaxed);
         inner.by_id.insert(id, node.clone());
-        inner.by_inode.insert((stat.dev, stat.ino), node.clone());
+        let displaced = inner.by_inode.insert((stat.dev, stat.ino), node.clone());
+        drop(inner);
+        // A forgotten node whose inode's number was used again.
+        if let Some(old) = displaced.filter(|old| old.lookups.load(Ordering::Relaxed) == 0) {
+            self.unpin(&old);
+        }
         PendingLookup { table: self, node, sent: false }
     }
 
     /// Returns the known node of a host file, and counts a lookup. A pinned node needs no generation: its number can't
     /// have been reused (`I2`).
     fn known(&self, stat: &Stat, generation: Option<u64>) -> Option<Arc<Node>> {
-        let inner = self.inner.lock();
-        let node = inner.by_inode.get(&(stat.dev, stat.ino))?;
+        let mut inner = self.inner.lock();
+        let node = inner.by_inode.get(&(stat.dev, stat.ino))?.clone();
         let same = match generation {
             Some(generation) => node.key().generation == generation,
             None => node.pin.lock().is_some(),
@@ -335,13 +350,20 @@ impl Table {
         if !same || node.kind != stat.file_type() {
             return None;
         }
-        node.lookups.fetch_add(1, Ordering::Relaxed);
-        Some(node.clone())
+        inner.count(&node).then_some(node)
     }
 
-    /// Returns the node of a host file if it is known, without counting.
+    /// Returns the node of a host file if the kernel knows it, without counting.
     pub fn peek(&self, stat: &Stat) -> Option<Arc<Node>> {
-        self.inner.lock().by_inode.get(&(stat.dev, stat.ino)).cloned()
+        let inner = self.inner.lock();
+        let node = inner.by_inode.get(&(stat.dev, stat.ino))?;
+        (node.id == ROOT || node.lookups.load(Ordering::Relaxed) > 0).then(|| node.clone())
+    }
+
+    /// Returns the number that the kernel knows an inode of `device` by, which is its own unless a node with another
+    /// number stands for it.
+    pub fn number(&self, device: u64, inode: u64) -> u64 {
+        self.inner.lock().by_inode.get(&(device, inode)).map_or(inode, |node| node.id)
     }
 
     fn pending(&self, node: Arc<Node>) -> PendingLookup<'_> {
@@ -361,16 +383,17 @@ impl Table {
             return None;
         }
         inner.by_id.remove(&id);
-        let key = node.key();
-        let place = (key.dev, key.ino);
-        if inner.by_inode.get(&place).is_some_and(|known| known.id == id) {
-            inner.by_inode.remove(&place);
-        }
+        let gone = inner.rest(&node);
         drop(inner);
+        gone.iter().for_each(|node| self.unpin(node));
+        self.unpin(&node);
+        Some(node)
+    }
+
+    fn unpin(&self, node: &Node) {
         if node.pin.lock().take().is_some() {
             self.pins.count.fetch_sub(1, Ordering::Relaxed);
         }
-        Some(node)
     }
 
     /// Returns a descriptor of the node, reopening it from a known name if need be.
@@ -498,6 +521,57 @@ fn open_as(node: &Node, parent: &OwnedFd, name: &OsStr) -> FsResult<OwnedFd> {
 }
 
 impl Inner {
+    /// Counts a lookup of a node that is found by its inode; false if its number is another node's by now.
+    fn count(&mut self, node: &Arc<Node>) -> bool {
+        if node.lookups.load(Ordering::Relaxed) == 0 {
+            if self.by_id.contains_key(&node.id) {
+                return false;
+            }
+            self.by_id.insert(node.id, node.clone());
+        }
+        node.lookups.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes a node that the kernel has forgotten out of `by_inode`, unless it is of use still. Returns what is let go.
+    fn rest(&mut self, node: &Arc<Node>) -> Vec<Arc<Node>> {
+        let key = node.key();
+        let place = (key.dev, key.ino);
+        if !self.by_inode.get(&place).is_some_and(|known| Arc::ptr_eq(known, node)) {
+            return Vec::new();
+        }
+        // Here and by inode: two. A directory's children refer to it, too.
+        if node.is_of_use(2) {
+            self.dormant.push(place);
+            if self.dormant.len() >= self.sweep_at.max(DORMANT) {
+                return self.sweep();
+            }
+        } else {
+            self.by_inode.remove(&place);
+        }
+        Vec::new()
+    }
+
+    /// Lets the forgotten nodes go that have become of no use.
+    fn sweep(&mut self) -> Vec<Arc<Node>> {
+        let mut gone = Vec::new();
+        for place in std::mem::take(&mut self.dormant) {
+            let Some(node) = self.by_inode.get(&place) else { continue };
+            if node.lookups.load(Ordering::Relaxed) > 0 {
+                continue;
+            }
+            if node.is_of_use(1) {
+                self.dormant.push(place);
+            } else {
+                gone.extend(self.by_inode.remove(&place));
+            }
+        }
+        self.dormant.sort_unstable();
+        self.dormant.dedup();
+        self.sweep_at = self.dormant.len() * 2;
+        gone
+    }
+
     /// Chooses a number: the host's own on the source's device, where it is free.
     fn number(&mut self, stat: &Stat) -> u64 {
         let device = self.devices.iter().position(|dev| *dev == stat.dev).unwrap_or_else(|| {
@@ -524,6 +598,15 @@ impl Inner {
 }
 
 impl Node {
+    /// Tells whether a node that the kernel has forgotten is of use still; `held` is how often its holders refer to it.
+    fn is_of_use(self: &Arc<Self>, held: usize) -> bool {
+        if self.kind == FileType::Directory {
+            Arc::strong_count(self) > held
+        } else {
+            self.names.lock().live.len() > 1
+        }
+    }
+
     fn new(id: u64, key: Key, kind: FileType, generation: u64, pin: Option<OwnedFd>) -> Self {
         Self {
             id,

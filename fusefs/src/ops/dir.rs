@@ -127,7 +127,10 @@ impl Fs {
         if listed.name == "." {
             return if dir.id == crate::node::ROOT { listed.ino.max(1) } else { dir.id };
         }
-        listed.ino.max(1)
+        if listed.name == ".." {
+            return listed.ino.max(1);
+        }
+        self.table.number(dir.key().dev, listed.ino).max(1)
     }
 
     pub fn releasedir(&self, handle: u64) {
