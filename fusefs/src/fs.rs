@@ -1,14 +1,14 @@
 //! The file system: shared state, the policy's questions, and what is told to the recorder. The operations
 //! themselves are in `ops`, a family a file.
 
-use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::fs::FileType;
 use stockade_observe::{Event, Key, Op, Outcome, Process, Sink, Time};
 use stockade_policy::{Denial, EntryKind, Hardlinks, Mode, ObserveLevel, Policy, Rules, Zone};
@@ -17,6 +17,7 @@ use crate::error::{FsError, FsResult};
 use crate::handle::Handles;
 use crate::host::{self, SelfFd, Stat};
 use crate::node::{Node, PendingLookup, Table};
+use crate::ops::{DeniedInodes, not_staged};
 use crate::owner::Owner;
 use crate::process::Processes;
 use crate::watch::Watches;
@@ -85,7 +86,7 @@ pub struct Fs {
     pub(crate) mode: Mode,
     pub(crate) hardlinks: Hardlinks,
     /// Files with several names that rules deny under one of them, found when first needed.
-    pub(crate) denied_inodes: OnceLock<HashMap<(u64, u64), Arc<Denial>>>,
+    pub(crate) denied_inodes: Mutex<Option<DeniedInodes>>,
     pub(crate) rules: Arc<Rules>,
     sink: Arc<dyn Sink>,
     processes: Processes,
@@ -127,7 +128,7 @@ impl Fs {
             watches,
             mode: parts.policy.mode,
             hardlinks: parts.policy.hardlinks,
-            denied_inodes: OnceLock::new(),
+            denied_inodes: Mutex::new(None),
             rules: parts.rules,
             sink: parts.sink,
             processes: Processes::default(),
@@ -210,6 +211,7 @@ impl Fs {
 
     /// Asks whether a fresh entry may be made at `path`.
     pub(crate) fn may_create(&self, path: &Path, kind: EntryKind) -> FsResult<()> {
+        path.file_name().map_or(Ok(()), not_staged)?;
         allowed(self.rules.create_refused(path, kind))
     }
 

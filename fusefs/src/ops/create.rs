@@ -14,6 +14,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, Opened, allowed, entry_kind};
 use crate::host;
 use crate::node::Node;
+use crate::ops::not_staged;
 
 /// A new name, ready to be made.
 struct Place {
@@ -124,7 +125,8 @@ impl Fs {
         let place = self.place(parent, name)?;
         let mut event = Self::event(self.who(caller), Op::Link, old.clone(), Some(node.key()));
         event.path2 = Some(place.path.clone());
-        let result = allowed(self.rules.link_refused(&old, &place.path))
+        let result = not_staged(name)
+            .and_then(|()| allowed(self.rules.link_refused(&old, &place.path)))
             // A second name is a second way in: what holds for any other name of the file holds for this one.
             .and_then(|()| self.may_link(&node, &place.path))
             .and_then(|()| {

@@ -6,13 +6,13 @@ use std::ffi::{CString, OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, RawDir, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
-use stockade_observe::{Op, Process, Publication};
+use stockade_observe::{Op, Process, Publication, Time};
 use stockade_policy::{Denial, Hardlinks, Mode as Access, Rule};
 
 use crate::error::{FsError, FsResult};
@@ -30,6 +30,16 @@ pub fn staged_by(name: &OsStr) -> Option<u32> {
     let (pid, count) = std::str::from_utf8(middle).ok()?.split_once('-')?;
     count.parse::<u64>().ok()?;
     pid.parse().ok()
+}
+
+/// Refuses names that are ours: nobody would see what is called so, and a listing takes it away.
+pub fn not_staged(name: &OsStr) -> FsResult<()> {
+    match staged_by(name) {
+        None => Ok(()),
+        Some(_) => {
+            Err(FsError::Denied(Arc::new(Denial::new(Rule::ProtectedPath, "stockade's own files"))))
+        }
+    }
 }
 
 fn staged_name() -> FsResult<CString> {
@@ -138,25 +148,55 @@ impl Fs {
         if !self.rules.denies_reading() || !self.is_shared(node, stat) {
             return Ok(());
         }
-        let denied = self.denied_inodes.get_or_init(|| self.find_denied_inodes());
-        match denied.get(&(stat.dev, stat.ino)) {
-            Some(denial) => Err(FsError::Denied(denial.clone())),
-            None => Ok(()),
-        }
+        let mut known = self.denied_inodes.lock();
+        // Whoever gave the file a name since the last search has moved its change time.
+        let listed = match known.take() {
+            Some(listed) if stat.ctime.nanos() < listed.since => listed,
+            _ => self.find_denied_inodes(),
+        };
+        let denial = listed.inodes.get(&(stat.dev, stat.ino)).cloned();
+        *known = Some(listed);
+        denial.map_or(Ok(()), |denial| Err(FsError::Denied(denial)))
     }
 
-    /// Lists the source once, when the first file with unknown names is read under rules that deny reading: names are
-    /// enough, only what a rule matches is looked at.
-    fn find_denied_inodes(&self) -> HashMap<(u64, u64), Arc<Denial>> {
-        let mut found = HashMap::new();
+    /// Lists the source, and what lies below exact paths outside it, when a file with unknown names is read under rules
+    /// that deny reading: names are enough, only what a rule matches is looked at.
+    fn find_denied_inodes(&self) -> DeniedInodes {
+        let since = Time::now().0.saturating_sub(CLOCK_STEP);
+        let mut inodes = HashMap::new();
         let Ok(root) = self.table.get(crate::node::ROOT).and_then(|root| self.table.pin(&root))
         else {
-            return found;
+            return DeniedInodes { since, inodes };
         };
         let device = host::stat_fd(root.as_fd()).map_or(0, |stat| stat.dev);
+        self.search(&root, &self.base, device, &mut inodes);
+        for (path, denial) in self.rules.read_denied_paths() {
+            if path.starts_with(&self.base) || self.base.starts_with(&path) {
+                continue;
+            }
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let Ok(pin) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+            let Ok(stat) = host::stat_fd(pin.as_fd()) else { continue };
+            if stat.is_dir() {
+                self.search(&pin, &path, device, &mut inodes);
+            } else if stat.dev == device && stat.is_regular() && stat.nlink > 1 {
+                inodes.insert((stat.dev, stat.ino), denial);
+            }
+        }
+        DeniedInodes { since, inodes }
+    }
+
+    /// Adds the denied files with several names at and below the directory `top`, which is seen at `path`.
+    fn search(
+        &self,
+        top: &OwnedFd,
+        path: &Path,
+        device: u64,
+        found: &mut HashMap<(u64, u64), Arc<Denial>>,
+    ) {
         let mut todo: Vec<PathBuf> = vec![PathBuf::new()];
         while let Some(relative) = todo.pop() {
-            let Ok(dir) = open_beneath(&root, &relative) else { continue };
+            let Ok(dir) = open_beneath(top, &relative) else { continue };
             if host::stat_fd(dir.as_fd()).is_ok_and(|stat| stat.dev != device) {
                 continue;
             }
@@ -170,7 +210,7 @@ impl Fs {
                 let below = relative.join(&name);
                 if entry.file_type() == rustix::fs::FileType::Directory {
                     todo.push(below);
-                } else if let Some(denial) = self.rules.zone(&self.base.join(&below)).read
+                } else if let Some(denial) = self.rules.zone(&path.join(&below)).read
                     && let Ok(stat) = host::stat_at(dir.as_fd(), &entry.file_name().to_owned())
                     && stat.is_regular()
                     && stat.nlink > 1
@@ -179,9 +219,19 @@ impl Fs {
                 }
             }
         }
-        found
     }
 }
+
+/// Files with several names, one of which rules deny, as of a moment.
+#[derive(Debug)]
+pub struct DeniedInodes {
+    /// A file whose change time is later may have got a name since (nanoseconds).
+    since: i64,
+    inodes: HashMap<(u64, u64), Arc<Denial>>,
+}
+
+/// Change times are taken from a clock that moves in steps; none is longer (nanoseconds).
+const CLOCK_STEP: i64 = 20_000_000;
 
 /// A staged file's name, taken away again unless it reached its place.
 struct Residue<'a> {
@@ -200,9 +250,9 @@ impl Drop for Residue<'_> {
     }
 }
 
-fn open_beneath(root: &OwnedFd, relative: &std::path::Path) -> FsResult<OwnedFd> {
+fn open_beneath(root: &OwnedFd, relative: &Path) -> FsResult<OwnedFd> {
     use rustix::fs::ResolveFlags;
-    let path = if relative.as_os_str().is_empty() { std::path::Path::new(".") } else { relative };
+    let path = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)?)

@@ -14,4 +14,5 @@ pub mod thread;
 mod xattr;
 
 pub use attr::{Change, When};
+pub use fresh::{DeniedInodes, not_staged};
 pub use xattr::fits as xattr_fits;

@@ -13,6 +13,7 @@ use crate::error::FsResult;
 use crate::fs::{Caller, Fs, allowed, entry_kind};
 use crate::host::{self, Stat};
 use crate::node::Node;
+use crate::ops::not_staged;
 
 /// One end of a rename.
 struct End<'a> {
@@ -80,6 +81,7 @@ impl Fs {
         exchange: bool,
         flags: RenameFlags,
     ) -> FsResult<()> {
+        not_staged(to.name)?;
         allowed(self.rules.rename_refused(&from.path, &to.path, from.kind()))?;
         if exchange {
             allowed(self.rules.rename_refused(&to.path, &from.path, to.kind()))?;
