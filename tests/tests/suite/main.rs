@@ -3,12 +3,15 @@
 //! One module a topic. A test's name is the promise it keeps; the ids in its comment are those of the contract.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod attempts;
 mod danger;
 mod everyday;
 mod exit_status;
+mod hardlinks;
 mod harness;
 mod leftovers;
 mod posix;
 mod program;
+mod protect;
 mod read_only;
 mod workspace_write;
