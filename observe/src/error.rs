@@ -49,6 +49,20 @@ pub enum Error {
     /// No session has this id or name.
     #[error("no session `{0}`")]
     NoSession(String),
+    /// Another session has this id or name.
+    #[error("there is a session `{0}` already")]
+    SessionExists(String),
+    /// A run of the session goes on.
+    #[error("session `{session}` is busy with run `{run}`")]
+    Busy {
+        /// The session.
+        session: String,
+        /// The run.
+        run: String,
+    },
+    /// An event can't be appended to a session.
+    #[error("the session doesn't accept this now")]
+    Session(#[source] stockade_policy::SessionError),
     /// The session has no such run, or none at all.
     #[error("no run `{0}` in this session")]
     NoRun(String),

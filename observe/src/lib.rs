@@ -40,7 +40,10 @@ pub use run::{
     Changes, ConflictRow, DenialRow, Ending, Recording, RunInfo, RunOutcome, RunSummary,
 };
 pub use runs::{RunEnd, RunRow};
-pub use sessions::{SessionDir, session_dir, session_dirs};
+pub use sessions::{
+    SessionDir, StoredSessionEvent, create_session, find_session, remove_session, run_is_live,
+    session_dir, session_dirs,
+};
 pub use store::{FILE_NAME, FORMAT, Store};
 pub use summary::{Stat, Touched};
 pub use touch::{Touch, is_change};

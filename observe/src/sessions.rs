@@ -1,13 +1,32 @@
-//! The sessions below a state directory: one directory each, `sessions/ID`.
+//! The sessions below a state directory: one directory each, `sessions/ID`; and the events of each (contract P7), kept
+//! in the session's log under the same chain.
+//!
+//! An event is appended in the transaction that folds the ones before it, so that several processes at once can't
+//! append what doesn't follow.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use stockade_policy::{SessionEvent, SessionState};
+
+use crate::chain::{Append, Table};
 use crate::error::{Error, Result};
-use crate::event::SessionId;
-use crate::live::is_id;
-use crate::store::FILE_NAME;
+use crate::event::{SessionId, Time};
+use crate::live::{HeadFile, is_id, is_live};
+use crate::store::{FILE_NAME, Store, make_private_dir};
+
+/// A session's event as the log keeps it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredSessionEvent {
+    /// Its number in the session; without gaps.
+    pub seq: i64,
+    /// When it was appended.
+    pub time: Time,
+    /// What happened.
+    pub event: SessionEvent,
+}
 
 /// A session's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,4 +75,175 @@ pub fn session_dirs(state: &Path) -> Result<Vec<SessionDir>> {
     }
     found.sort_by(|a, b| (b.active, &b.id).cmp(&(a.active, &a.id)));
     Ok(found)
+}
+
+impl Store {
+    /// Returns the session's events, in order.
+    ///
+    /// # Errors
+    /// The log can't be read, or holds an event that no version wrote.
+    pub fn session_events(&self) -> Result<Vec<StoredSessionEvent>> {
+        let failed = "read the session's events";
+        let mut select = self
+            .conn
+            .prepare_cached("SELECT id, time, body FROM session_event ORDER BY id")
+            .map_err(Error::sql(failed))?;
+        let rows = select
+            .query_map([], |row| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))
+            })
+            .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
+            .map_err(Error::sql(failed))?;
+        rows.into_iter()
+            .map(|(seq, time, body)| {
+                let event = serde_json::from_str(&body)
+                    .map_err(|error| Error::Damaged(format!("session event {seq}: {error}")))?;
+                Ok(StoredSessionEvent { seq, time: Time(time), event })
+            })
+            .collect()
+    }
+
+    /// Returns what the session's events add up to, all of them or those up to a number.
+    ///
+    /// # Errors
+    /// The log can't be read, or its events don't follow from each other.
+    pub fn session_state(&self, up_to: Option<i64>) -> Result<SessionState> {
+        let events = self.session_events()?;
+        let wanted = events
+            .iter()
+            .filter(|stored| up_to.is_none_or(|last| stored.seq <= last))
+            .map(|stored| &stored.event);
+        SessionState::replay(wanted).map_err(|error| {
+            let cause = error.source.to_string();
+            Error::Damaged(format!("session {error}: {cause}"))
+        })
+    }
+
+    /// Appends events in one step, all or none. `choose` sees the state that they will follow, and no other process can
+    /// change it in between. Returns the state after them.
+    ///
+    /// # Errors
+    /// `choose` fails, an event can't follow, or the log can't be written.
+    pub fn append_session<E: From<Error>>(
+        &self,
+        choose: impl FnOnce(&SessionState) -> Result<Vec<SessionEvent>, E>,
+    ) -> Result<SessionState, E> {
+        let failed = "append to the session";
+        let mut append = Append::begin(&self.conn).map_err(Error::sql(failed))?;
+        let mut state = self.session_state(None)?;
+        for event in choose(&state)? {
+            state.accepts(&event).map_err(Error::Session)?;
+            state.apply(&event).map_err(Error::Session)?;
+            let body = serde_json::to_string(&event)
+                .map_err(|error| Error::Damaged(format!("an event can't be written: {error}")))?;
+            append
+                .row(Table::SessionEvent, |row| {
+                    row.int(Time::now().0)?.text(event.kind())?.text(&body)?;
+                    Ok(())
+                })
+                .map_err(Error::sql(failed))?;
+        }
+        let entry = append.commit().map_err(Error::sql(failed))?;
+        if entry.id > 0 {
+            HeadFile::open(&self.dir)?.set(&entry)?;
+        }
+        Ok(state)
+    }
+}
+
+/// Makes a session: `first` is its `session/created` event with the id and the name, and what pins its first state.
+/// No two sessions share an id or a name.
+///
+/// # Errors
+/// The id or the name is taken or can't be one, or the session can't be written. Nothing is left then.
+pub fn create_session(state: &Path, first: &[SessionEvent]) -> Result<(SessionDir, SessionState)> {
+    let Some(SessionEvent::Created { id, name, .. }) = first.first() else {
+        return Err(Error::Damaged("a session begins with `session/created`".to_owned()));
+    };
+    let dir = session_dir(state, id)?;
+    let _lock = lock(state)?;
+    for wanted in name.iter().chain([id]) {
+        if !is_id(wanted) {
+            return Err(Error::BadId(wanted.clone()));
+        }
+        if find_session(state, wanted).is_ok() {
+            return Err(Error::SessionExists(wanted.clone()));
+        }
+    }
+    let make = || {
+        let store = Store::create_or_open(&dir)?;
+        let id = SessionId(id.as_str().into());
+        store.set_session(&id)?;
+        let made = store.append_session(|_| Ok::<_, Error>(first.to_vec()))?;
+        Ok((SessionDir { id, dir: dir.clone(), active: SystemTime::now() }, made))
+    };
+    make().inspect_err(|_| drop(fs::remove_dir_all(&dir)))
+}
+
+/// Returns the session with this id, or else with this name.
+///
+/// # Errors
+/// There is none, or the sessions can't be read.
+pub fn find_session(state: &Path, id_or_name: &str) -> Result<SessionDir> {
+    let sessions = session_dirs(state)?;
+    if let Some(found) = sessions.iter().find(|session| *session.id.0 == *id_or_name) {
+        return Ok(found.clone());
+    }
+    for session in sessions {
+        // One that can't be read has no name; its id still finds it.
+        let name = Store::open_read_only(&session.dir).and_then(|store| store.session_name());
+        if name.is_ok_and(|name| name.as_deref() == Some(id_or_name)) {
+            return Ok(session);
+        }
+    }
+    Err(Error::NoSession(id_or_name.to_owned()))
+}
+
+/// Removes a session with everything that belongs to it.
+///
+/// # Errors
+/// A run of it goes on, or it can't be removed.
+pub fn remove_session(state: &Path, session: &SessionDir) -> Result<()> {
+    let _lock = lock(state)?;
+    if let Ok(store) = Store::open_read_only(&session.dir)
+        && let Some(live) = store.runs()?.iter().find(|run| run.end.is_none() && run.live)
+    {
+        return Err(Error::Busy { session: session.id.to_string(), run: live.info.id.to_string() });
+    }
+    // Out of the way in one step: what is left after a crash is no session any more.
+    let aside = state.join("sessions").join(format!(".removed-{}", session.id));
+    fs::rename(&session.dir, &aside).map_err(Error::io("remove", &session.dir))?;
+    fs::remove_dir_all(&aside).map_err(Error::io("remove", &aside))
+}
+
+impl Store {
+    fn session_name(&self) -> Result<Option<String>> {
+        let first = self.session_events()?.into_iter().next();
+        Ok(match first.map(|stored| stored.event) {
+            Some(SessionEvent::Created { name, .. }) => name,
+            Some(_) | None => None,
+        })
+    }
+}
+
+/// Keeps others from making or removing sessions; ends with the file, however we end.
+fn lock(state: &Path) -> Result<File> {
+    let sessions = state.join("sessions");
+    make_private_dir(&sessions)?;
+    let path = sessions.join(".lock");
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(Error::io("create", &path))?;
+    file.lock().map_err(Error::io("lock", &path))?;
+    Ok(file)
+}
+
+/// Returns whether a recorder of this run lives.
+#[must_use]
+pub fn run_is_live(session_dir: &Path, run: &str) -> bool {
+    is_id(run) && is_live(session_dir, run)
 }

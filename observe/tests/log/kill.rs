@@ -41,7 +41,7 @@ fn child_that_records() {
     }
 }
 
-fn number(file: &Path) -> u64 {
+pub(crate) fn number(file: &Path) -> u64 {
     fs::read(file).unwrap().try_into().map_or(0, u64::from_le_bytes)
 }
 

@@ -6,6 +6,7 @@ mod kill;
 mod query;
 mod readers;
 mod round_trip;
+mod sessions;
 mod tamper;
 
 use std::path::Path;
