@@ -2,6 +2,7 @@
 
 mod completions;
 mod doctor;
+mod log;
 mod mount;
 mod policy_args;
 mod run;
@@ -26,6 +27,7 @@ enum Command {
     Run(Box<run::Args>),
     Mount(Box<mount::Args>),
     Umount(mount::UmountArgs),
+    Log(Box<log::Args>),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
@@ -52,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(*args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => mount::umount(&args),
+        Command::Log(args) => log::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => completions::man(&args),
