@@ -5,6 +5,7 @@
 //! can all be derived from one place (contract P6).
 #![forbid(unsafe_code)]
 
+pub mod config;
 mod decision;
 mod escalation;
 mod mode;
@@ -16,6 +17,7 @@ mod session;
 pub mod text;
 mod zone;
 
+pub use config::{Config, ConfigError};
 pub use decision::{Denial, Refusal, Rule};
 pub use escalation::{
     ApprovalAnswer, ApprovalOutcome, ApprovalPolicy, ApprovalRequest, Escalation, EscalationError,
