@@ -15,6 +15,7 @@ mod preset;
 pub mod protection;
 mod session;
 pub mod text;
+mod why;
 mod zone;
 
 pub use config::{Config, ConfigError};
@@ -32,4 +33,5 @@ pub use protection::ConfigKind;
 pub use session::{
     ActiveRun, OtherEvent, OtherEventError, ReplayError, SessionError, SessionEvent, SessionState,
 };
+pub use why::{Access, Answer, Explanation, Remedy, explain, help_for};
 pub use zone::{EntryKind, Rules, Zone};

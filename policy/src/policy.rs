@@ -174,6 +174,59 @@ impl Policy {
     }
 }
 
+/// Other spellings.
+impl Policy {
+    /// Adds the real path of each pattern whose leading part is reached through a symbolic link, so that a rule holds
+    /// under every spelling (contract P10). `resolve` gives the canonical form of an existing path.
+    pub fn add_aliases(&mut self, resolve: &dyn Fn(&Path) -> Option<PathBuf>) {
+        for list in [&mut self.deny_read, &mut self.deny_write, &mut self.allow_write] {
+            let aliases: Vec<String> =
+                list.iter().filter_map(|pattern| alias(&self.root, pattern, resolve)).collect();
+            for alias in aliases {
+                if !list.contains(&alias) {
+                    list.push(alias);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the pattern with the longest existing part before its first glob character made canonical, if that differs.
+fn alias(root: &Path, pattern: &str, resolve: &dyn Fn(&Path) -> Option<PathBuf>) -> Option<String> {
+    let bare = !pattern.trim_end_matches('/').contains('/');
+    if bare || pattern.starts_with("**/") || pattern.starts_with('!') {
+        return None;
+    }
+    let literal = |part: &&str| !part.contains(['*', '?', '[', '{', '\\']);
+    let parts: Vec<&str> =
+        pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let count = parts.iter().take_while(|part| literal(part)).count();
+    let start = if pattern.starts_with('/') { Path::new("/") } else { root };
+    (1..=count).rev().find_map(|count| {
+        let (head, tail) = parts.split_at(count);
+        let spelled = start.join(head.join("/"));
+        let real = resolve(&spelled)?;
+        let mut text = escape(real.to_str()?);
+        for part in tail {
+            text.push('/');
+            text.push_str(part);
+        }
+        Some((real != spelled).then_some(text))
+    })?
+}
+
+/// Writes a path so that as a pattern it stands for itself alone.
+pub(crate) fn escape(path: &str) -> String {
+    let mut escaped = String::with_capacity(path.len());
+    for character in path.chars() {
+        if "*?[]{}\\".contains(character) {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
+}
+
 /// Deduplicates directories and drops those that lie below another one. The order of the first mention is kept.
 pub fn fold_roots<'a>(roots: impl IntoIterator<Item = &'a PathBuf>) -> Vec<PathBuf> {
     let all: Vec<PathBuf> = roots.into_iter().map(|root| normalise(root)).collect();
@@ -201,6 +254,38 @@ mod tests {
         let roots =
             ["/tmp/w", "/tmp", "/home/a", "/home/ab", "/home/a/", "/home/a/b"].map(PathBuf::from);
         assert_eq!(fold_roots(&roots), ["/tmp", "/home/a", "/home/ab"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_pattern_through_a_link_gets_its_real_path_too() {
+        let resolve = |path: &Path| {
+            let text = path.to_str()?;
+            let real = match text {
+                "/home" | "/home/u" | "/w" | "/w/a" | "/etc" => text,
+                "/link" => "/data/[1]",
+                "/link/sub" => "/data/[1]/sub",
+                "/w/out" => "/elsewhere",
+                _ => return None,
+            };
+            Some(PathBuf::from(real))
+        };
+        for (pattern, alias) in [
+            ("/link/sub/key", Some("/data/\\[1\\]/sub/key")),
+            ("/link/*.key", Some("/data/\\[1\\]/*.key")),
+            ("out/x", Some("/elsewhere/x")),
+            ("./out", Some("/elsewhere")),
+            ("a/x", None),
+            ("/home/u/.ssh", None),
+            (".env", None),
+            ("**/.env", None),
+            ("/nowhere/x", None),
+        ] {
+            let mut policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
+            policy.deny_read = vec![pattern.to_owned()];
+            policy.add_aliases(&resolve);
+            let expected: Vec<&str> = std::iter::once(pattern).chain(alias).collect();
+            assert_eq!(policy.deny_read, expected, "{pattern}");
+        }
     }
 
     #[test]

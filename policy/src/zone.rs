@@ -239,6 +239,17 @@ pub enum EntryKind {
 
 /// Names that come into being, go away and move. Each answer includes the zone's.
 impl Rules {
+    /// Returns why what is at `path` can't be changed in place: the zone's answer, which can't know that a `.git` is a
+    /// regular file. Such a file may only be emptied, and each write to it must pass [`Rules::judge`].
+    #[must_use]
+    pub fn write_refused(&self, path: &Path, kind: EntryKind) -> Option<Arc<Denial>> {
+        self.zone(path).write.or_else(|| {
+            let git_file =
+                kind == EntryKind::File && self.config_kind(path) == Some(ConfigKind::GitFile);
+            git_file.then(|| protected(".git"))
+        })
+    }
+
     /// Returns why a fresh, empty entry can't be made at `path`.
     #[must_use]
     pub fn create_refused(&self, path: &Path, kind: EntryKind) -> Option<Arc<Denial>> {
@@ -280,13 +291,10 @@ impl Rules {
     /// Where `to` is judged by content ([`Rules::config_kind`]), the moved file's content must pass too.
     #[must_use]
     pub fn rename_refused(&self, from: &Path, to: &Path, kind: EntryKind) -> Option<Arc<Denial>> {
-        if let Some(denial) = self.remove_refused(from).or_else(|| self.create_refused(to, kind)) {
+        if let Some(denial) = self.move_refused(from).or_else(|| self.create_refused(to, kind)) {
             return Some(denial);
         }
         let (source, target) = (from.as_os_str().as_bytes(), to.as_os_str().as_bytes());
-        if let Class::GitDir { dot: true } = self.class(source) {
-            return Some(protected(".git"));
-        }
         if kind != EntryKind::Directory {
             return None;
         }
@@ -302,6 +310,15 @@ impl Rules {
         }
         leaves(&|path| protection::in_dependencies(self.scopes.below(path).unwrap_or_default()))
             .then(|| protected("node_modules, left by a directory"))
+    }
+
+    /// Returns why the entry at `path`, which isn't a directory, can't be moved away, wherever it would go.
+    #[must_use]
+    pub fn move_refused(&self, path: &Path) -> Option<Arc<Denial>> {
+        self.remove_refused(path).or_else(|| {
+            let git_file = Class::GitDir { dot: true };
+            (self.class(path.as_os_str().as_bytes()) == git_file).then(|| protected(".git"))
+        })
     }
 
     /// Returns why the directory at `path` can't be moved away, or another one to its place: it is a repository's
@@ -491,6 +508,21 @@ mod tests {
         for (path, kind, allowed) in rows {
             let refused = rules.create_refused(Path::new(path), *kind);
             assert_eq!(refused.is_none(), *allowed, "{kind:?} {path} {refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_git_file_is_not_changed_in_place_but_a_git_directory_is() {
+        let rules = rules(Mode::WorkspaceWrite, |_| {});
+        for (path, kind, allowed) in [
+            ("/w/.git", EntryKind::Directory, true),
+            ("/w/.git", EntryKind::File, false),
+            ("/w/a", EntryKind::File, true),
+            ("/w/b.git", EntryKind::File, true),
+            ("/etc/a", EntryKind::File, false),
+        ] {
+            let refused = rules.write_refused(Path::new(path), kind);
+            assert_eq!(refused.is_none(), allowed, "{path} {kind:?}");
         }
     }
 
