@@ -16,7 +16,9 @@ mod names;
 pub use git_config::{ConfigError, Entry as ConfigEntry, parse as parse_git_config};
 pub use git_keys::{RefusedKey, git_config_change, hooks_path};
 
-pub(crate) use git_file::{common_dir_allowed, target as git_file_target};
+pub use git_file::{shared_repository, target as git_file_target};
+
+pub(crate) use git_file::common_dir_allowed;
 pub(crate) use git_keys::config_change_at;
 pub(crate) use names::leads_to;
 
