@@ -229,12 +229,22 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
     }
 }
 
+/// How many events are taken before they are dealt with.
+const MOST: usize = 4096;
+
 /// Reads what happened; false if the kernel lost some of it.
 fn drain(inotify: &OwnedFd, watches: &Watches, places: &mut HashSet<Place>) -> bool {
     let mut buffer = [MaybeUninit::uninit(); 64 * 1024];
     let mut reader = inotify::Reader::new(inotify, &mut buffer);
     let mut complete = true;
-    while let Ok(event) = reader.next() {
+    let mut count = 0;
+    // Bounded, and given up when the mount ends: a busy host directory must not keep this thread here for ever. What
+    // was read from the kernel is dealt with in any case.
+    while !watches.stop.load(Ordering::Acquire)
+        && (count < MOST || !reader.is_buffer_empty())
+        && let Ok(event) = reader.next()
+    {
+        count += 1;
         if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
             complete = false;
         } else if event.events().contains(ReadFlags::IGNORED) {
