@@ -23,16 +23,29 @@ pub enum Enforcement {
 pub enum Gap {
     /// Abstract Unix sockets of the host can be reached.
     AbstractSockets,
+    /// Unix sockets that the host makes after the start, outside of what is served, can be reached.
+    LateSockets,
     /// Writes follow hard links out, as `--hardlinks follow` asks.
     HardLinks,
 }
 
 impl Gap {
+    /// Tells whether it comes with the policy or the kernel of this one machine, so that a person must be told each time;
+    /// what every run has is said in the result and in the manual.
+    #[must_use]
+    pub const fn is_particular(self) -> bool {
+        match self {
+            Self::AbstractSockets | Self::HardLinks => true,
+            Self::LateSockets => false,
+        }
+    }
+
     /// Returns its stable name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::AbstractSockets => "abstract-sockets",
+            Self::LateSockets => "late-sockets",
             Self::HardLinks => "hard-links",
         }
     }
@@ -51,14 +64,15 @@ impl Enforcement {
         if policy.mode == Mode::DangerFullAccess {
             return Self::None;
         }
-        let mut gaps = Vec::new();
+        // Sockets that exist are covered when the run starts; a read-only mount lets later ones be connected to.
+        let mut gaps = vec![Gap::LateSockets];
         if !scoped && policy.network == stockade_policy::Network::Host {
             gaps.push(Gap::AbstractSockets);
         }
         if policy.hardlinks == Hardlinks::Follow {
             gaps.push(Gap::HardLinks);
         }
-        if gaps.is_empty() { Self::Full } else { Self::Partial(gaps) }
+        Self::Partial(gaps)
     }
 
     /// Returns the level's stable name.
@@ -88,12 +102,13 @@ mod tests {
     #[test]
     fn the_table_of_levels() {
         let mut policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
-        assert_eq!(Enforcement::of(&policy, true), Enforcement::Full);
-        assert_eq!(Enforcement::of(&policy, false).gaps(), [Gap::AbstractSockets]);
+        let gaps = |policy: &Policy, scoped| Enforcement::of(policy, scoped).gaps().to_vec();
+        assert_eq!(gaps(&policy, true), [Gap::LateSockets]);
+        assert_eq!(gaps(&policy, false), [Gap::LateSockets, Gap::AbstractSockets]);
         policy.network = stockade_policy::Network::None;
-        assert_eq!(Enforcement::of(&policy, false), Enforcement::Full);
+        assert_eq!(gaps(&policy, false), [Gap::LateSockets]);
         policy.hardlinks = Hardlinks::Follow;
-        assert_eq!(Enforcement::of(&policy, true).gaps(), [Gap::HardLinks]);
+        assert_eq!(gaps(&policy, true), [Gap::LateSockets, Gap::HardLinks]);
         policy.mode = Mode::DangerFullAccess;
         assert_eq!(Enforcement::of(&policy, true), Enforcement::None);
     }

@@ -299,7 +299,7 @@ fn answer(socket: BorrowedFd<'_>, command: Pid, ask: Ask, group: &mut Group) {
         let _gone = sys::kill(command, signal);
     };
     match ask {
-        Ask::Signal(signal) if group.had(signal) => {}
+        Ask::Signal(signal) if group.had(signal) && sys::shares_group(command) => {}
         Ask::Signal(signal) => send(signal),
         Ask::Terminate => {
             let _none = sys::kill_all(Signal::TERM.as_raw());

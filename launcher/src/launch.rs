@@ -91,8 +91,8 @@ pub struct Context {
 
 /// Told about a run while it goes on.
 pub trait Watcher {
-    /// The command runs.
-    fn started(&mut self, _run: &str) {}
+    /// The command runs, in this process as the host numbers it, if that can be told.
+    fn started(&mut self, _run: &str, _pid: Option<u32>) {}
     /// Something was refused.
     fn denied(&mut self, _denial: &stockade_observe::DenialRow) {}
     /// It is over.
@@ -529,7 +529,7 @@ impl Supervisor<'_> {
                     for signal in std::mem::take(&mut self.early) {
                         self.ask(Ask::Signal(signal));
                     }
-                    watcher.started(run);
+                    watcher.started(run, command_pid(&self.child));
                 }
                 Ok(Some(Told::ExecFailed(errno))) => return Some(End::NoExec(errno)),
                 Ok(Some(Told::Exited(status))) => {
@@ -577,6 +577,15 @@ impl Supervisor<'_> {
         }
         // Dropping the child kills and reaps it in any case.
     }
+}
+
+/// Returns the host's number of the command's process: the only child of the only child of bubblewrap.
+fn command_pid(bwrap: &Child) -> Option<u32> {
+    let only_child = |pid: u32| -> Option<u32> {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        std::fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
+    };
+    only_child(bwrap.pid().as_raw_pid().unsigned_abs()).and_then(only_child)
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> bool {

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -31,6 +32,9 @@ use crate::sys::{self, CStringArray, Child};
 
 /// The device that FUSE mounts are made from.
 pub const DEVICE: &CStr = c"/dev/fuse";
+
+/// How long the child may take for its few system calls; a directory on a dead network file system takes for ever.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// One step of the set-up, as the child reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +211,11 @@ impl Namespace {
             SocketFlags::CLOEXEC,
             None,
         )?;
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(LIMIT),
+        )?;
         let maps = setup.user.map(|(uid, gid)| (map_line(uid), map_line(gid)));
         let parent = rustix::process::getpid();
         let child = sys::fork(|| {
@@ -264,6 +273,7 @@ impl Namespace {
     }
 
     fn error(&self, step: Step, region: usize, error: Errno) -> NamespaceError {
+        let error = if error == Errno::AGAIN { Errno::TIMEDOUT } else { error };
         NamespaceError { step, region: self.regions.get(region).cloned(), source: error.into() }
     }
 }

@@ -126,10 +126,7 @@ impl RunResult {
     /// # Errors
     /// The directory can't be written.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let directory = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            Some(_) | None => Path::new("."),
-        };
+        let directory = directory_of(path);
         let mut text = serde_json::to_vec_pretty(&self.to_json())?;
         text.push(b'\n');
         // A device or a pipe can't be replaced, and shouldn't.
@@ -140,6 +137,27 @@ impl RunResult {
         file.write_all(&text)?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
+    }
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) | None => Path::new("."),
+    }
+}
+
+/// Tells early whether a result can be written to this path.
+///
+/// # Errors
+/// It can't.
+pub fn check_writable(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(metadata) if !metadata.is_file() => Ok(()),
+        Ok(_) | Err(_) => {
+            tempfile::Builder::new().prefix(".stockade-").tempfile_in(directory_of(path)).map(drop)
+        }
     }
 }
 

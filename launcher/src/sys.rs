@@ -410,6 +410,14 @@ pub fn kill(pid: Pid, signal: c_int) -> rustix::io::Result<()> {
     if unsafe { libc::kill(pid.as_raw_pid(), signal) } < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
+/// Tells whether a child is still in the caller's process group, so that what the group gets it gets too.
+#[must_use]
+pub fn shares_group(child: Pid) -> bool {
+    // SAFETY: getpgid(2) has no memory-safety precondition. A group whose leader lies outside this PID namespace reads
+    // as 0 for both.
+    unsafe { libc::getpgid(child.as_raw_pid()) == libc::getpgid(0) }
+}
+
 /// Sends a signal to every process of this PID namespace but the caller. Only for process 1 of a namespace.
 ///
 /// # Errors

@@ -46,6 +46,8 @@ pub struct Machine {
     pub terminal: Option<PathBuf>,
     /// Sockets of the host that have a name in the file system.
     pub sockets: Vec<PathBuf>,
+    /// Sockets of the host that the operator lets the command reach.
+    pub allowed: Vec<PathBuf>,
 }
 
 impl Machine {
@@ -68,6 +70,7 @@ impl Machine {
             own,
             terminal: terminal(),
             sockets: sockets(&std::fs::read("/proc/net/unix").unwrap_or_default()),
+            allowed: Vec::new(),
         }
     }
 }
@@ -171,7 +174,12 @@ fn confine(list: &mut Options, regions: &[PathBuf], machine: &Machine) {
             || replaced.iter().any(|place| socket.starts_with(place))
     };
     for socket in machine.sockets.iter().filter(|socket| !covered(socket)) {
-        list.paths("--ro-bind", "/dev/null", socket);
+        if !machine.allowed.contains(socket) {
+            list.paths("--ro-bind", "/dev/null", socket);
+        }
+    }
+    for socket in machine.allowed.iter().filter(|socket| covered(socket)) {
+        list.paths("--bind", socket, socket);
     }
     if let Some(terminal) = &machine.terminal {
         // Under the one name that ttyname(3) finds it by; other terminals stay out of sight.

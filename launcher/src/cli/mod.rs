@@ -25,6 +25,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Shell(Box<run::ShellArgs>),
     Mount(Box<mount::Args>),
     Umount(mount::UmountArgs),
     Log(Box<log::Args>),
@@ -52,6 +53,7 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Run(args) => run::run(*args),
+        Command::Shell(args) => run::shell(*args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => mount::umount(&args),
         Command::Log(args) => log::run(&args),

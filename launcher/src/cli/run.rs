@@ -25,7 +25,36 @@ use crate::{enforcement::Enforcement, state};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
+    options: Options,
+    /// The command and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Run an interactive shell, confined and observed.
+#[derive(Debug, clap::Args)]
+pub struct ShellArgs {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What `run` and `shell` share.
+#[derive(Debug, clap::Args)]
+struct Options {
+    #[command(flatten)]
     policy: PolicyArgs,
+    /// Set a variable in the command's environment.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// Remove a variable from the command's environment.
+    #[arg(long, value_name = "NAME")]
+    unset_env: Vec<OsString>,
+    /// Start with an empty environment.
+    #[arg(long)]
+    clear_env: bool,
+    /// Let the command reach a Unix socket of the host's, by its path.
+    #[arg(long, value_name = "PATH")]
+    socket: Vec<PathBuf>,
     /// The session that the run belongs to; made if it doesn't exist. [default: a new one]
     #[arg(long, value_name = "ID")]
     session: Option<String>,
@@ -53,13 +82,35 @@ pub struct Args {
     /// Say more.
     #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
-    /// The command and its arguments.
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        Some(_) | None => Err("expected NAME=VALUE".to_owned()),
+    }
 }
 
 /// Runs the command and returns its exit status.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    start(args.options, args.command)
+}
+
+/// Runs the user's shell on the terminal that this process has.
+pub fn shell(args: ShellArgs) -> Result<ExitCode, Failure> {
+    let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+    start(args.options, vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-i".into()])
+}
+
+fn start(args: Options, command: Vec<OsString>) -> Result<ExitCode, Failure> {
+    if let Some(file) = &args.result {
+        result::check_writable(file).map_err(|error| {
+            let what = format!("can't write the result to `{}`", file.display());
+            Failure::new(Code::ConfigInvalid, what)
+                .because(error)
+                .help("name a file in a directory that exists and that you can write")
+        })?;
+    }
     // Before anything starts a thread: every thread inherits the mask.
     let blocked = sys::set_signal_mask(sys::SignalSet(launch::forwarded().0));
     sys::set_signal_mask(sys::SignalSet(launch::forwarded().0 | blocked.0));
@@ -67,7 +118,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let ids = Ids { session, run: new_id()? };
     let result_file = args.result.clone();
     let quiet = args.quiet;
-    let result = match attempt(args, &ids, blocked) {
+    let result = match attempt(args, command, &ids, blocked) {
         Ok(Some(result)) => result,
         Ok(None) => return Ok(ExitCode::SUCCESS),
         Err(unstarted) => unstarted.into_result(ids),
@@ -121,11 +172,11 @@ impl Unstarted {
 
 /// Does everything from the options to the end of the command; `None` for a dry run.
 fn attempt(
-    args: Args,
+    args: Options,
+    argv: Vec<OsString>,
     ids: &Ids,
     blocked: sys::SignalSet,
 ) -> Result<Option<RunResult>, Box<Unstarted>> {
-    let argv = args.command.clone();
     let current = std::env::current_dir();
     let cwd = current.as_ref().cloned().unwrap_or_default();
     let unstarted = |policy: Option<&stockade_policy::Policy>| {
@@ -145,6 +196,11 @@ fn attempt(
                 .help("a session's name is made of letters, digits, `.`, `_` and `-`");
         return Err(unstarted(None)(failure));
     }
+    if std::env::var_os("STOCKADE_RUN").is_some() && !Path::new("/dev/fuse").exists() {
+        let failure = Failure::new(Code::SandboxUnavailable, "this is inside another Stockade run")
+            .help("run the command as it is: what it does is confined and recorded already");
+        return Err(unstarted(None)(failure));
+    }
     let state = state::directory().map_err(unstarted(None))?;
     state::create(&state).map_err(unstarted(None))?;
     // Compared with canonical paths below, so it must be one.
@@ -156,7 +212,8 @@ fn attempt(
     own.extend(state::configuration_directory().and_then(|path| std::fs::canonicalize(path).ok()));
     let policy = resolve::resolve(&request, &Places::of_this_machine(own.clone()))
         .map_err(unstarted(None))?;
-    let facts = Facts::look(own);
+    let mut facts = Facts::look(own);
+    facts.machine.allowed = sockets(&args.socket, &policy).map_err(unstarted(Some(&policy)))?;
     let plan = Plan::new(policy.clone(), argv.clone(), cwd.clone(), &facts)
         .map_err(unstarted(Some(&policy)))?;
     if args.require_full && !plan.enforcement.gaps().is_empty() {
@@ -179,6 +236,39 @@ fn attempt(
     Ok(Some(launch::run(&plan, context, &mut status)))
 }
 
+/// Returns the command's environment.
+fn environment(args: &Options) -> Vec<(OsString, OsString)> {
+    let mut variables: BTreeMap<OsString, OsString> =
+        if args.clear_env { BTreeMap::new() } else { std::env::vars_os().collect() };
+    for name in &args.unset_env {
+        variables.remove(name);
+    }
+    variables.extend(args.env.iter().map(|(name, value)| (name.into(), value.into())));
+    variables.into_iter().collect()
+}
+
+/// Returns the canonical paths of sockets that the command may reach.
+fn sockets(paths: &[PathBuf], policy: &stockade_policy::Policy) -> Result<Vec<PathBuf>, Failure> {
+    use std::os::unix::fs::FileTypeExt;
+    let regions = resolve::regions(policy);
+    let check = |path: &PathBuf| {
+        let invalid = |why: std::io::Error| {
+            let what = format!("can't let the command reach `{}`", path.display());
+            Failure::new(Code::PolicyInvalid, what).because(why)
+        };
+        let path = std::fs::canonicalize(path).map_err(invalid)?;
+        if !std::fs::metadata(&path).map_err(invalid)?.file_type().is_socket() {
+            return Err(invalid(std::io::Error::other("it is no socket")));
+        }
+        if regions.iter().any(|region| path.starts_with(region)) {
+            return Err(invalid(std::io::Error::other("it lies in what the file system serves"))
+                .help("have the server listen outside of the workspace and of /tmp"));
+        }
+        Ok(path)
+    };
+    paths.iter().map(check).collect()
+}
+
 fn announce(plan: &Plan, ids: &Ids, quiet: bool, verbose: bool) {
     if quiet {
         return;
@@ -187,8 +277,14 @@ fn announce(plan: &Plan, ids: &Ids, quiet: bool, verbose: bool) {
         complain("stockade: unprotected: nothing is refused in mode danger-full-access");
     }
     if let Enforcement::Partial(gaps) = &plan.enforcement {
-        let gaps: Vec<_> = gaps.iter().map(|gap| gap.as_str()).collect();
-        complain(&format!("stockade: not enforced: {}", gaps.join(", ")));
+        let gaps: Vec<_> = gaps
+            .iter()
+            .filter(|gap| verbose || gap.is_particular())
+            .map(|gap| gap.as_str())
+            .collect();
+        if !gaps.is_empty() {
+            complain(&format!("stockade: not enforced: {}", gaps.join(", ")));
+        }
     }
     if verbose {
         complain(&format!("stockade: session {} run {}", ids.session, ids.run));
@@ -199,7 +295,7 @@ fn announce(plan: &Plan, ids: &Ids, quiet: bool, verbose: bool) {
 }
 
 fn context(
-    args: &Args,
+    args: &Options,
     ids: &Ids,
     state: &Path,
     blocked: sys::SignalSet,
@@ -225,7 +321,7 @@ fn context(
         run: ids.run.clone(),
         streams: take_streams().map_err(system)?,
         keep,
-        environment: std::env::vars_os().collect(),
+        environment: environment(args),
         ignored: sys::inherited_ignored(),
         blocked,
         signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
@@ -286,9 +382,11 @@ impl Status {
 }
 
 impl Watcher for Status {
-    fn started(&mut self, run: &str) {
+    fn started(&mut self, run: &str, pid: Option<u32>) {
         let session = self.session.clone();
-        self.line(&json!({ "v": 1, "event": "started", "session": session, "run": run }));
+        self.line(
+            &json!({ "v": 1, "event": "started", "session": session, "run": run, "pid": pid }),
+        );
     }
 
     fn denied(&mut self, denial: &DenialRow) {
@@ -307,6 +405,7 @@ impl Watcher for Status {
 }
 
 /// Tells the person and the result file, and returns the exit status.
+#[expect(clippy::unnecessary_wraps, reason = "every subcommand has this shape")]
 fn finish(result: &RunResult, file: Option<&Path>, quiet: bool) -> Result<ExitCode, Failure> {
     // A job in the background may write here without being stopped for it.
     sys::set_ignored(libc::SIGTTOU, true);
@@ -316,14 +415,12 @@ fn finish(result: &RunResult, file: Option<&Path>, quiet: bool) -> Result<ExitCo
     if !quiet {
         note(result);
     }
-    if let Some(file) = file {
-        result.write(file).map_err(|error| {
-            Failure::new(
-                Code::RunnerFailed,
-                format!("can't write the result to `{}`", file.display()),
-            )
-            .because(error)
-        })?;
+    if let Some(file) = file
+        && let Err(error) = result.write(file)
+    {
+        // The command has run: its status stays.
+        let what = format!("can't write the result to `{}`", file.display());
+        let _status = report(&Failure::new(Code::RunnerFailed, what).because(error));
     }
     Ok(ExitCode::from(result.exit_status()))
 }
