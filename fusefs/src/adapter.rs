@@ -21,7 +21,7 @@ use fuser::{
 use rustix::fs::OFlags;
 
 use crate::error::FsResult;
-use crate::fs::{Caller, Data, Entry, Fs};
+use crate::fs::{Caller, Data, Entry, Fs, Opened};
 use crate::handle::Handle;
 use crate::host::{Stamp, Stat};
 use crate::node::{Node, ROOT};
@@ -201,6 +201,11 @@ fn file_attr(ino: u64, stat: &Stat) -> FileAttr {
         blksize: stat.blksize,
         flags: 0,
     }
+}
+
+/// Spares the round trip of a `close(2)` that nobody needs to hear of.
+fn quiet(opened: Opened) -> FopenFlags {
+    if opened.flush { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH }
 }
 
 fn flags(raw: i32) -> OFlags {
@@ -435,25 +440,21 @@ impl Filesystem for Adapter {
             Ok(opened) => match opened.data {
                 Data::Passthrough(id) => {
                     let backing = lend(&reply, id);
-                    reply.opened_passthrough(
-                        FileHandle(opened.handle),
-                        FopenFlags::FOPEN_NOFLUSH,
-                        &backing,
-                    );
+                    reply.opened_passthrough(FileHandle(opened.handle), quiet(opened), &backing);
                     let _: u32 = backing.into_raw();
                 }
                 Data::Detached(id) => {
                     let backing = lend(&reply, id);
-                    let how = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+                    let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
                     reply.opened_passthrough(FileHandle(opened.handle), how, &backing);
                     let _: u32 = backing.into_raw();
                 }
                 Data::Direct => {
-                    let how = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+                    let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
                     reply.opened(FileHandle(opened.handle), how);
                 }
                 Data::Cached { keep } => {
-                    let mut how = FopenFlags::FOPEN_NOFLUSH;
+                    let mut how = quiet(opened);
                     how.set(FopenFlags::FOPEN_KEEP_CACHE, keep);
                     reply.opened(FileHandle(opened.handle), how);
                 }
@@ -481,16 +482,16 @@ impl Filesystem for Adapter {
                 match opened.data {
                     Data::Passthrough(id) => {
                         let backing = lend(&reply, id);
-                        let how = FopenFlags::FOPEN_NOFLUSH;
+                        let how = quiet(opened);
                         reply.created_passthrough(&life, &attr, generation, handle, how, &backing);
                         let _: u32 = backing.into_raw();
                     }
                     Data::Cached { .. } => {
-                        reply.created(&life, &attr, generation, handle, FopenFlags::FOPEN_NOFLUSH);
+                        reply.created(&life, &attr, generation, handle, quiet(opened));
                     }
                     // A fresh node has no earlier file to be detached from.
                     Data::Direct | Data::Detached(_) => {
-                        let how = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+                        let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
                         reply.created(&life, &attr, generation, handle, how);
                     }
                 }
@@ -538,13 +539,13 @@ impl Filesystem for Adapter {
 
     fn flush(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        reply.ok();
+        Self::reply_empty(reply, self.ask(|fs| fs.flush(caller(request), handle.0)));
     }
 
     fn release(

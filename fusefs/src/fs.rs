@@ -11,13 +11,16 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::fs::FileType;
 use stockade_observe::{Event, Key, Op, Outcome, Process, Sink, Time};
-use stockade_policy::{Denial, EntryKind, Hardlinks, Mode, ObserveLevel, Policy, Rules, Zone};
+use stockade_policy::{
+    Denial, EntryKind, Guard, Hardlinks, Mode, ObserveLevel, Policy, Publish, Rules, Zone,
+};
 
 use crate::error::{FsError, FsResult};
 use crate::handle::Handles;
 use crate::host::{self, SelfFd, Stat};
+use crate::journal::Journal;
 use crate::node::{Node, PendingLookup, Table};
-use crate::ops::{DeniedInodes, not_staged};
+use crate::ops::{DeniedInodes, Overlay, not_staged};
 use crate::owner::Owner;
 use crate::process::Processes;
 use crate::watch::Watches;
@@ -68,6 +71,8 @@ pub enum Data {
 pub struct Opened {
     pub handle: u64,
     pub data: Data,
+    /// Each close must be heard of.
+    pub flush: bool,
 }
 
 pub struct Fs {
@@ -84,6 +89,10 @@ pub struct Fs {
     pub(crate) own_device: AtomicU64,
     pub(crate) watches: Watches,
     pub(crate) mode: Mode,
+    pub(crate) publish: Publish,
+    pub(crate) guard: Guard,
+    pub(crate) overlay: Overlay,
+    pub(crate) journal: Journal,
     pub(crate) hardlinks: Hardlinks,
     /// Files with several names that rules deny under one of them, found when first needed.
     pub(crate) denied_inodes: Mutex<Option<DeniedInodes>>,
@@ -106,6 +115,7 @@ pub struct Parts {
     pub device: Arc<OwnedFd>,
     pub passthrough: bool,
     pub pins: usize,
+    pub state: Option<PathBuf>,
     pub lifetimes: Lifetimes,
 }
 
@@ -127,6 +137,10 @@ impl Fs {
             own_device: AtomicU64::new(0),
             watches,
             mode: parts.policy.mode,
+            publish: parts.policy.publish,
+            guard: parts.policy.guard,
+            overlay: Overlay::default(),
+            journal: Journal::start(parts.state.as_deref(), key),
             hardlinks: parts.policy.hardlinks,
             denied_inodes: Mutex::new(None),
             rules: parts.rules,
@@ -151,7 +165,8 @@ impl Fs {
     }
 
     /// Returns a node's attributes as they are shown.
-    pub(crate) fn show(&self, mut stat: Stat) -> Stat {
+    pub(crate) fn show(&self, node: &Node, mut stat: Stat) -> Stat {
+        self.named(node, &mut stat);
         self.owner.present(&mut stat);
         stat
     }
@@ -170,9 +185,21 @@ impl Fs {
         }
         let pending = self.table.lookup(&stat, || host::generation(dir, name));
         pending.node.add_name(parent, OsStr::from_bytes(name.as_bytes()));
+        Ok(self.answer(parent, pending, stat))
+    }
+
+    /// Answers for a name that is staged.
+    pub(crate) fn staged_entry(&self, parent: &Arc<Node>, node: &Arc<Node>) -> FsResult<Entry<'_>> {
+        let pin = self.table.pin(node)?;
+        let stat = host::stat_fd(pin.as_fd())?;
+        Ok(self.answer(parent, self.table.again(node), stat))
+    }
+
+    fn answer<'s>(&'s self, parent: &Node, pending: PendingLookup<'s>, stat: Stat) -> Entry<'s> {
         let name_life = self.name_life(parent);
         let attr_life = self.tell(&pending.node, &stat);
-        Ok(Entry { pending, stat: self.show(stat), name_life, attr_life })
+        let stat = self.show(&pending.node, stat);
+        Entry { pending, stat, name_life, attr_life }
     }
 
     /// Returns how long a name in a directory may be believed.

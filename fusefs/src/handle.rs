@@ -34,6 +34,8 @@ pub struct FileHandle {
     pub exec: bool,
     /// Each write is judged as the content of the git file that this is.
     pub judged: bool,
+    /// It was opened with staged content.
+    pub staged: bool,
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
     pub operations: AtomicU64,
@@ -50,7 +52,7 @@ impl FileHandle {
 }
 
 /// One entry as the host listed it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Listed {
     pub ino: u64,
     pub kind: FileType,
@@ -77,6 +79,8 @@ pub struct DirStream {
     /// The offset that the first entry of `ahead` follows.
     pub at: u64,
     pub end: bool,
+    /// What was staged here when the listing began.
+    pub extra: Vec<Listed>,
 }
 
 /// Either kind of handle.

@@ -153,6 +153,11 @@ impl SelfFd {
         Ok(fs::openat(&self.0, number(pin), flags, Mode::empty())?)
     }
 
+    /// Makes a pin of what an open file stands for.
+    pub fn open_path(&self, fd: BorrowedFd<'_>) -> FsResult<OwnedFd> {
+        Ok(fs::openat(&self.0, number(fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
     /// `chmod(2)` by pin.
     pub fn chmod(&self, pin: BorrowedFd<'_>, mode: u32) -> FsResult<()> {
         Ok(fs::chmodat(&self.0, number(pin), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?)

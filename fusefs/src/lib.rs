@@ -18,6 +18,7 @@ mod error;
 mod fs;
 mod handle;
 mod host;
+mod journal;
 mod node;
 mod ops;
 mod owner;

@@ -18,6 +18,7 @@ use stockade_policy::Zone;
 
 use crate::error::{FsError, FsResult};
 use crate::host::{self, Stat};
+use crate::ops::Staged;
 
 /// The number of the root in the FUSE protocol.
 pub const ROOT: u64 = 1;
@@ -64,6 +65,12 @@ pub struct Node {
     pub flow: Mutex<Flow>,
     /// Open files that may write.
     pub writers: AtomicUsize,
+    /// Open files of any kind.
+    pub opens: AtomicUsize,
+    /// Open files that are programs being run.
+    pub running: AtomicUsize,
+    /// Content that the host doesn't see yet; see `ops/stage.rs`.
+    pub staged: Mutex<Option<Staged>>,
     /// Held while the file is judged and moved, and while it's opened for writing.
     pub gate: Mutex<()>,
     /// The version whose pages the kernel may still cache.
@@ -167,6 +174,11 @@ impl Node {
         }
         drop(names);
         *self.zone.lock() = None;
+    }
+
+    /// Tells whether any name is known.
+    pub fn is_named(&self) -> bool {
+        !self.names.lock().live.is_empty()
     }
 
     /// Tells whether the node is known by this name.
@@ -364,6 +376,16 @@ impl Table {
     /// number stands for it.
     pub fn number(&self, device: u64, inode: u64) -> u64 {
         self.inner.lock().by_inode.get(&(device, inode)).map_or(inode, |node| node.id)
+    }
+
+    /// Counts one more lookup of a node that is known anyway.
+    pub fn again(&self, node: &Arc<Node>) -> PendingLookup<'_> {
+        let mut inner = self.inner.lock();
+        // The kernel may have forgotten it between its last close and now.
+        inner.by_id.entry(node.id).or_insert_with(|| node.clone());
+        node.lookups.fetch_add(1, Ordering::Relaxed);
+        drop(inner);
+        self.pending(node.clone())
     }
 
     fn pending(&self, node: Arc<Node>) -> PendingLookup<'_> {
@@ -620,6 +642,9 @@ impl Node {
             zone: Mutex::new(None),
             flow: Mutex::default(),
             writers: AtomicUsize::new(0),
+            opens: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            staged: Mutex::new(None),
             gate: Mutex::new(()),
             cached: Mutex::new(None),
             told: AtomicI64::new(0),

@@ -78,8 +78,12 @@ fn read(pid: u32, uid: u32) -> Option<Known> {
         stat.iter().position(|byte| *byte == b'(').zip(stat.iter().rposition(|byte| *byte == b')'));
     let comm = comm.map_or_else(Vec::new, |(open, close)| stat[open + 1..close].to_vec());
     let cmdline = slurp(&dir, "cmdline");
+    // The kernel names the thread; the log names the process.
+    let status = slurp(&dir, "status");
+    let group = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"));
+    let group = group.and_then(|digits| std::str::from_utf8(digits).ok()?.trim().parse().ok());
     let process = Process {
-        pid,
+        pid: group.unwrap_or(pid),
         start_time: number(19).unwrap_or(0),
         ppid: number(1).and_then(|ppid| u32::try_from(ppid).ok()).unwrap_or(0),
         exe: PathBuf::from(std::ffi::OsString::from_vec(exe.clone())),
@@ -88,6 +92,29 @@ fn read(pid: u32, uid: u32) -> Option<Known> {
         uid,
     };
     Some(Known { dir, exe, process: Arc::new(process) })
+}
+
+/// Tells whether a process is dying of a signal that leaves a program no time to finish what it writes: `SIGKILL` and
+/// those of a crash. The exit code is the last field but none of `/proc/PID/stat` and is set before descriptors are
+/// closed (`do_exit` in kernel/exit.c).
+pub fn is_dying_abruptly(pid: u32) -> bool {
+    const ABRUPT: [i32; 7] = [
+        libc::SIGKILL,
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGILL,
+        libc::SIGFPE,
+        libc::SIGABRT,
+        libc::SIGSYS,
+    ];
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(dir) = fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()) else {
+        return false;
+    };
+    let stat = slurp(&dir, "stat");
+    let text = String::from_utf8_lossy(&stat);
+    let code = text.split_ascii_whitespace().last().and_then(|field| field.parse::<i32>().ok());
+    code.is_some_and(|code| ABRUPT.contains(&(code & 0x7f)))
 }
 
 /// Reads a small file below `/proc/PID`, at most 4 KiB of it.

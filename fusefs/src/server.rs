@@ -34,6 +34,8 @@ pub struct ServerConfig {
     pub owner: Owner,
     /// Whether to try kernel passthrough; it needs `CAP_SYS_ADMIN`, and is left out where it isn't to be had.
     pub passthrough: bool,
+    /// Where this server may note what a killed one would leave (contract F7); 0700.
+    pub state: Option<PathBuf>,
     /// Threads that read requests; 0 for the default.
     pub threads: usize,
 }
@@ -100,6 +102,7 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
         device: own,
         passthrough: config.passthrough,
         pins,
+        state: config.state,
         lifetimes: Lifetimes {
             watched: Duration::from_secs(24 * 3600),
             unwatched: Duration::from_secs(1),
@@ -154,8 +157,10 @@ impl Server {
         self.passthrough
     }
 
-    /// Says which device number the mount has, so that it is never entered where it lies below its own source.
+    /// Says which device number the mount has (`st_dev`), so that it is never entered where it lies below its own source.
     pub fn set_mount_device(&self, device: u64) {
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let device = u64::from(major) << 32 | u64::from(minor);
         self.fs.own_device.store(device, Ordering::Relaxed);
     }
 

@@ -46,6 +46,8 @@ pub struct Watches {
     removals: Mutex<HashSet<(u64, OsString)>>,
     /// Names that lead elsewhere by our own doing, to be told.
     later: Mutex<Vec<(u64, OsString)>>,
+    /// Nodes that stand for something else by our own doing, to be told.
+    later_nodes: Mutex<Vec<u64>>,
 }
 
 impl Watches {
@@ -75,6 +77,7 @@ impl Watches {
             known: Mutex::default(),
             removals: Mutex::default(),
             later: Mutex::default(),
+            later_nodes: Mutex::default(),
         }
     }
 
@@ -145,6 +148,12 @@ impl Watches {
         }
     }
 
+    /// Has the kernel told, soon and from the right thread, that a node has other attributes and content.
+    pub fn later_node(&self, id: u64) {
+        self.later_nodes.lock().push(id);
+        self.wake();
+    }
+
     /// Ends the watching thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -206,6 +215,9 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
             for (parent, name) in std::mem::take(&mut *watches.later.lock()) {
                 notifier.entry(parent, &name);
             }
+            for id in std::mem::take(&mut *watches.later_nodes.lock()) {
+                notifier.inode(id, true);
+            }
         }
         if !fds[0].revents().is_empty() {
             std::thread::sleep(GATHER);
@@ -266,6 +278,10 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         return host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
     };
     let os_name = OsStr::from_bytes(name.as_bytes());
+    if fs.overlay.get(dir.id, os_name).is_some() {
+        // Inside, the staged content holds; what the host did comes out when it is published.
+        return false;
+    }
     let ours = fs.watches.removals.lock().remove(&(dir.id, os_name.to_os_string()));
     let told = match host::stat_at(pin.as_fd(), name) {
         Ok(stat) => match fs.table.peek(&stat) {

@@ -347,6 +347,7 @@ fn serve(
         path,
         owner: owner(plan),
         passthrough: !plan.user_namespace,
+        state: crate::state::staged_directory(),
         threads: 0,
     };
     stockade_fusefs::serve(device, config).map_err(|error| {

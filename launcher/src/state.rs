@@ -26,6 +26,12 @@ pub fn directory() -> Result<PathBuf, Failure> {
         })
 }
 
+/// Returns where the file system notes the directories in which a killed server may have left something.
+#[must_use]
+pub fn staged_directory() -> Option<PathBuf> {
+    directory().ok().map(|state| state.join("staged"))
+}
+
 /// Returns the directory of the operator's configuration: `$XDG_CONFIG_HOME/stockade`, else `~/.config/stockade`.
 #[must_use]
 pub fn configuration_directory() -> Option<PathBuf> {

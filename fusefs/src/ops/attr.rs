@@ -39,8 +39,9 @@ impl Fs {
             },
             _ => self.stat(id)?,
         };
-        let life = self.tell(&*self.node(id)?, &stat);
-        Ok((self.show(stat), life))
+        let node = self.node(id)?;
+        let life = self.tell(&node, &stat);
+        Ok((self.show(&node, stat), life))
     }
 
     fn stat(&self, id: u64) -> FsResult<Stat> {
@@ -106,7 +107,7 @@ impl Fs {
         }
         let stat = host::stat_fd(pin.as_fd())?;
         let life = self.tell(&node, &stat);
-        Ok((self.show(stat), life))
+        Ok((self.show(&node, stat), life))
     }
 
     fn truncate(

@@ -2,18 +2,19 @@
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use stockade_observe::{Event, Op};
-use stockade_policy::EntryKind;
+use stockade_observe::{Event, Op, Process};
+use stockade_policy::{EntryKind, Publish};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, Opened, allowed, entry_kind};
-use crate::host;
-use crate::node::Node;
+use crate::host::{self, Stat};
+use crate::node::{Name, Node};
 use crate::ops::not_staged;
 
 /// A new name, ready to be made.
@@ -47,12 +48,22 @@ impl Fs {
         let mut event = Self::event(self.who(caller), op, place.path.clone(), None);
         let result = self
             .may_create(&place.path, entry_kind(kind))
+            .and_then(|()| self.not_staged(place))
             .and_then(|()| make(place))
             .and_then(|()| self.found(place));
         if let Ok(entry) = &result {
             describe(&mut event, entry);
         }
         self.audited(event, result)
+    }
+
+    /// What is staged under a name is there, though the host doesn't know.
+    fn not_staged(&self, place: &Place) -> FsResult<()> {
+        let name = OsStr::from_bytes(place.name.as_bytes());
+        match self.overlay.get(place.parent.id, name) {
+            Some(_) => Err(Errno::EXIST.into()),
+            None => Ok(()),
+        }
     }
 
     fn found(&self, place: &Place) -> FsResult<Entry<'_>> {
@@ -129,6 +140,8 @@ impl Fs {
             .and_then(|()| allowed(self.rules.link_refused(&old, &place.path)))
             // A second name is a second way in: what holds for any other name of the file holds for this one.
             .and_then(|()| self.may_link(&node, &place.path))
+            .and_then(|()| self.not_staged(&place))
+            .and_then(|()| self.publish(&node))
             .and_then(|()| {
                 let pin = self.table.pin(&node)?;
                 self.self_fd.link(pin.as_fd(), place.dir.as_fd(), &place.name)
@@ -138,6 +151,24 @@ impl Fs {
             describe(&mut event, entry);
         }
         self.audited(event, result)
+    }
+
+    /// Makes the node of a file that the host doesn't see yet.
+    fn new_staged(
+        &self,
+        place: &Place,
+        name: &OsStr,
+        fd: &Arc<OwnedFd>,
+        stat: &Stat,
+        who: &Arc<Process>,
+    ) -> FsResult<Entry<'_>> {
+        let pin = self.self_fd.open_path(fd.as_fd())?;
+        let pending = self.table.lookup(stat, || host::generation(fd.as_fd(), &CString::default()));
+        self.table.adopt(&pending.node, pin);
+        pending.node.add_name(&place.parent, name);
+        let at = Name { parent: place.parent.clone(), name: name.to_os_string() };
+        self.staged_create(&pending.node, fd.clone(), at, who, stat);
+        self.staged_entry(&place.parent, &pending.node)
     }
 
     /// Asks for a further name on behalf of the names that the file has beside the latest.
@@ -169,25 +200,45 @@ impl Fs {
             | OFlags::NOFOLLOW
             | OFlags::CLOEXEC
             | OFlags::NOCTTY;
-        if self.rules.config_kind(&place.path).is_some() {
+        let judged = self.rules.config_kind(&place.path).is_some();
+        if judged {
             // What is judged at each write must be readable, too.
             host_flags = host_flags.difference(OFlags::ACCMODE) | OFlags::RDWR;
         }
         let made = self.may_create(&place.path, EntryKind::File).and_then(|()| {
             let bits = Mode::from_raw_mode(mode & 0o7777);
+            let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+            let stages = self.publish == Publish::Atomic && writable && !judged;
             let result = self.as_caller(caller, umask, mode & SET_ID != 0, || {
-                rustix::fs::openat(&*place.dir, &place.name, host_flags, bits)
+                if stages {
+                    if self.not_staged(&place).is_err()
+                        || host::stat_at(place.dir.as_fd(), &place.name).is_ok()
+                    {
+                        return Err(Errno::EXIST);
+                    }
+                    match self.stage_create(&place.dir, bits) {
+                        // The file system has no unnamed files: this one is made under its name.
+                        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {}
+                        other => return other.map(|fd| (fd, true)),
+                    }
+                }
+                rustix::fs::openat(&*place.dir, &place.name, host_flags, bits).map(|fd| (fd, false))
             });
             match result {
-                Ok(fd) => Ok(fd),
+                Ok(made) => Ok(made),
                 // It came into being on the host meanwhile: let the kernel walk again and open it.
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => Err(FsError::Stale),
                 Err(errno) => Err(errno.into()),
             }
         });
-        let opened = made.and_then(|fd| {
+        let opened = made.and_then(|(fd, staged)| {
             let stat = host::stat_fd(fd.as_fd())?;
-            let entry = self.entry(&place.parent, place.dir.as_fd(), &place.name, stat)?;
+            let fd = Arc::new(fd);
+            let entry = if staged {
+                self.new_staged(&place, name, &fd, &stat, &who)?
+            } else {
+                self.entry(&place.parent, place.dir.as_fd(), &place.name, stat)?
+            };
             let opened = self.opened(
                 &entry.pending.node,
                 who,

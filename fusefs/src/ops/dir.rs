@@ -20,6 +20,10 @@ use crate::handle::{DirHandle, DirStream, Handle, Listed};
 use crate::host;
 use crate::node::Node;
 
+/// Offsets with this bit count the names that the host doesn't list: no host's cookie has it, since it would be a
+/// negative position.
+const EXTRA: u64 = 1 << 63;
+
 /// How much is read from the host at once.
 const CHUNK: usize = 32 * 1024;
 
@@ -43,6 +47,7 @@ impl Fs {
         let stream = DirStream {
             fd: Arc::new(fd),
             ahead: std::collections::VecDeque::new(),
+            extra: Vec::new(),
             at: 0,
             end: false,
         };
@@ -66,7 +71,7 @@ impl Fs {
         let dir = self.handles.dir(handle)?;
         dir.listed.store(true, Ordering::Relaxed);
         let mut stream = dir.stream.lock();
-        stream.seek(offset)?;
+        self.start(&dir, &mut stream, offset)?;
         while let Some(listed) = stream.peek()? {
             if add(listed, self.number_shown(&dir.node, listed)) {
                 break;
@@ -86,7 +91,7 @@ impl Fs {
         let dir = self.handles.dir(handle)?;
         dir.listed.store(true, Ordering::Relaxed);
         let mut stream = dir.stream.lock();
-        stream.seek(offset)?;
+        self.start(&dir, &mut stream, offset)?;
         let fd = stream.fd.clone();
         while let Some(listed) = stream.peek()? {
             let shown = self.number_shown(&dir.node, listed);
@@ -117,6 +122,9 @@ impl Fs {
         dir: std::os::fd::BorrowedFd<'_>,
         name: &OsStr,
     ) -> FsResult<Entry<'_>> {
+        if let Some(node) = self.overlay.get(parent.id, name) {
+            return self.staged_entry(parent, &node);
+        }
         let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
         let stat = host::stat_at(dir, &name)?;
         self.entry(parent, dir, &name, stat)
@@ -131,6 +139,18 @@ impl Fs {
             return listed.ino.max(1);
         }
         self.table.number(dir.key().dev, listed.ino).max(1)
+    }
+
+    /// Starts a listing at `offset`; at its start, with the names that the host doesn't list yet.
+    fn start(&self, dir: &DirHandle, stream: &mut DirStream, offset: u64) -> FsResult<()> {
+        if offset == 0 {
+            stream.extra.clear();
+            for (name, node) in self.overlay.within(dir.node.id) {
+                let next = EXTRA | (stream.extra.len() as u64 + 1);
+                stream.extra.push(Listed { ino: node.id, kind: node.kind, name, next });
+            }
+        }
+        stream.seek(offset)
     }
 
     pub fn releasedir(&self, handle: u64) {
@@ -160,9 +180,15 @@ pub fn is_dot(name: &OsStr) -> bool {
 
 impl DirStream {
     fn seek(&mut self, offset: u64) -> FsResult<()> {
-        if offset != self.at || (offset == 0 && self.end) {
-            rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
+        if offset != self.at || offset == 0 {
+            let skip = offset & !EXTRA;
+            let host = if offset & EXTRA == 0 { offset } else { 0 };
+            rustix::fs::seek(&self.fd, SeekFrom::Start(host))?;
             self.ahead.clear();
+            if host == 0 {
+                let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+                self.ahead.extend(self.extra.iter().skip(skip).cloned());
+            }
             self.at = offset;
             self.end = false;
         }
@@ -186,6 +212,9 @@ impl DirStream {
                     self.sweep(maker, &name);
                     continue;
                 }
+                if self.extra.iter().any(|extra| extra.name == name) {
+                    continue;
+                }
                 self.ahead.push_back(Listed {
                     ino: entry.ino(),
                     kind,
@@ -203,9 +232,7 @@ impl DirStream {
 
     /// Removes a staged file whose maker died between its two system calls (contract F7).
     fn sweep(&self, maker: u32, name: &OsStr) {
-        let alive = rustix::process::Pid::from_raw(maker.cast_signed())
-            .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH));
-        if !alive
+        if !crate::journal::is_alive(maker)
             && let Err(error) = rustix::fs::unlinkat(&self.fd, name, rustix::fs::AtFlags::empty())
         {
             tracing::debug!(%error, "a staged file stays behind");

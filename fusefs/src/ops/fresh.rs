@@ -42,7 +42,7 @@ pub fn not_staged(name: &OsStr) -> FsResult<()> {
     }
 }
 
-fn staged_name() -> FsResult<CString> {
+pub(super) fn staged_name() -> FsResult<CString> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = [PREFIX, format!("{}-{count}", std::process::id()).as_bytes(), SUFFIX].concat();
@@ -298,7 +298,7 @@ fn copy_content(from: &OwnedFd, to: &OwnedFd, size: u64) -> FsResult<()> {
 }
 
 /// Gives `to` the owner, extended attributes (ACLs among them), mode and times that `from` has.
-fn copy_attributes(from: &OwnedFd, to: &OwnedFd, stat: &Stat) -> FsResult<()> {
+pub(super) fn copy_attributes(from: &OwnedFd, to: &OwnedFd, stat: &Stat) -> FsResult<()> {
     let own = host::stat_fd(to.as_fd())?;
     if (own.uid, own.gid) != (stat.uid, stat.gid) {
         rustix::fs::fchown(to, Some(Uid::from_raw(stat.uid)), Some(Gid::from_raw(stat.gid)))?;
@@ -310,6 +310,10 @@ fn copy_attributes(from: &OwnedFd, to: &OwnedFd, stat: &Stat) -> FsResult<()> {
         Err(errno) => return Err(errno.into()),
     };
     for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        // Writing takes file capabilities away, and what this copy is made for is a write.
+        if name == b"security.capability" {
+            continue;
+        }
         let mut value = vec![0_u8; 64 * 1024];
         let length = rustix::fs::fgetxattr(from, name, &mut value[..])?;
         rustix::fs::fsetxattr(to, name, &value[..length], XattrFlags::empty())?;

@@ -81,7 +81,17 @@ impl Fs {
     pub fn fsync(&self, handle: u64, data_only: bool) -> FsResult<()> {
         let file = self.handles.file(handle)?;
         let fd = self.file_fd(&file)?;
-        sync(fd.as_fd(), data_only)
+        sync(fd.as_fd(), data_only)?;
+        if file.node.staged.lock().is_some() {
+            self.publish(&file.node)?;
+            if let Some(name) = file.node.name() {
+                // The new name must be as durable as the content.
+                let dir = self.table.pin(&name.parent)?;
+                let dir = self.self_fd.open_pin(dir.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+                sync(dir.as_fd(), false)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn fallocate(

@@ -17,6 +17,9 @@ impl Fs {
         if super::fresh::staged_by(name).is_some() {
             return Err(Errno::NOENT.into());
         }
+        if let Some(node) = self.overlay.get(parent.id, name) {
+            return self.staged_entry(&parent, &node).map(Ok);
+        }
         let name = host::component(name)?;
         let dir = self.table.pin(&parent)?;
         let watched = self.watches.ensure(&parent, &dir);

@@ -10,9 +10,11 @@ mod lookup;
 mod open;
 mod remove;
 mod rename;
+mod stage;
 pub mod thread;
 mod xattr;
 
 pub use attr::{Change, When};
-pub use fresh::{DeniedInodes, not_staged};
+pub use fresh::{DeniedInodes, not_staged, staged_by};
+pub use stage::{Overlay, Staged};
 pub use xattr::fits as xattr_fits;

@@ -55,9 +55,19 @@ impl Fs {
             if writes {
                 self.make_sole(&node, &before, &who)?;
             }
+            // The kernel would find out only after we had truncated it.
+            if flags.contains(OFlags::TRUNC) && node.running.load(Ordering::Acquire) > 0 {
+                return Err(Errno::TXTBSY.into());
+            }
             let pin = self.table.pin(&node)?;
-            let fd = if writes || !self.passthrough.load(Ordering::Relaxed) {
-                Some(self.open_host(&pin, flags)?)
+            let staged =
+                flags.contains(OFlags::TRUNC) && flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+            let staged =
+                if staged { self.stage_replace(caller, &node, &before, &who) } else { None };
+            let fd = if staged.is_some() {
+                staged
+            } else if writes || !self.passthrough.load(Ordering::Relaxed) {
+                Some(Arc::new(self.open_host(&pin, flags)?))
             } else {
                 None
             };
@@ -99,7 +109,7 @@ impl Fs {
         who: Arc<Process>,
         path: PathBuf,
         flags: OFlags,
-        fd: Option<OwnedFd>,
+        fd: Option<Arc<OwnedFd>>,
         opened: Option<Version>,
         exec_or_new: bool,
     ) -> Opened {
@@ -111,23 +121,26 @@ impl Fs {
             node.flow.lock().backing = Backing::Refused;
             Data::Direct
         } else {
-            self.flow(node, fd.as_ref()).unwrap_or_else(|| {
+            self.flow(node).unwrap_or_else(|| {
                 let mut cached = node.cached.lock();
                 let keep = opened.is_some() && *cached == opened && !flags.contains(OFlags::TRUNC);
                 *cached = opened;
                 Data::Cached { keep }
             })
         };
+        node.opens.fetch_add(1, Ordering::AcqRel);
         if writable {
             node.writers.fetch_add(1, Ordering::AcqRel);
         }
         if exec {
+            node.running.fetch_add(1, Ordering::AcqRel);
             self.record(Self::event(who.clone(), Op::Exec, path.clone(), Some(node.key())));
         }
         let slot = OnceLock::new();
         if let Some(fd) = fd {
-            slot.get_or_init(|| Arc::new(fd));
+            slot.get_or_init(|| fd);
         }
+        let staged = writable && node.staged.lock().is_some();
         let handle = self.handles.insert(Handle::File(Arc::new(FileHandle {
             node: node.clone(),
             flags,
@@ -135,6 +148,7 @@ impl Fs {
             passthrough: matches!(data, Data::Passthrough(_)),
             counted: matches!(data, Data::Passthrough(_) | Data::Detached(_)),
             judged,
+            staged,
             who,
             path,
             opened,
@@ -143,24 +157,20 @@ impl Fs {
             bytes_written: AtomicU64::new(0),
             operations: AtomicU64::new(0),
         })));
-        Opened { handle, data }
+        Opened { handle, data, flush: staged }
     }
 
     /// Chooses how an open file's data flows when the kernel can pass it through; registers the file at first.
-    fn flow(&self, node: &Arc<Node>, fd: Option<&OwnedFd>) -> Option<Data> {
+    fn flow(&self, node: &Arc<Node>) -> Option<Data> {
         if !self.passthrough.load(Ordering::Relaxed) {
             return None;
         }
         let mut flow = node.flow.lock();
         if flow.backing == Backing::Unknown {
-            let id = match fd {
-                Some(fd) => sys::backing_open(self.device.as_fd(), fd.as_fd()),
-                None => match self.table.pin(node) {
-                    Ok(pin) => sys::backing_open(self.device.as_fd(), pin.as_fd()),
-                    Err(_) => return None,
-                },
-            };
-            flow.backing = match id {
+            // The pin, not an open file: that would count as a writer for as long as the registration lasts, and keep the
+            // host from running the file.
+            let Ok(pin) = self.table.pin(node) else { return None };
+            flow.backing = match sys::backing_open(self.device.as_fd(), pin.as_fd()) {
                 Ok(id) => Backing::Id(id),
                 Err(error) => {
                     tracing::debug!(%error, "a file can't be passed through");
@@ -230,6 +240,12 @@ impl Fs {
         if file.counted {
             self.passed_by(&file.node);
         }
+        if file.node.opens.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.settle(file);
+        }
+        if file.exec {
+            file.node.running.fetch_sub(1, Ordering::AcqRel);
+        }
         if file.writable() {
             file.node.writers.fetch_sub(1, Ordering::AcqRel);
         }
@@ -264,7 +280,9 @@ impl Fs {
             event.bytes_written = written;
             event.version_before = file.opened;
             event.version_after = after;
-            event.publication = Some(Publication::InPlace);
+            let atomic = file.staged && file.node.staged.lock().is_none();
+            event.publication =
+                Some(if atomic { Publication::Atomic } else { Publication::InPlace });
             event.count = operations;
             self.record(event);
         }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::fs::AtFlags;
+use rustix::io::Errno;
 use stockade_observe::Op;
 
 use crate::error::FsResult;
@@ -37,6 +38,15 @@ impl Fs {
         let mut victim = None;
         let result = self.may_remove(&path).and_then(|()| {
             victim = self.victim(&parent, dir.as_fd(), name);
+            if let Some((stat, Some(node))) = &victim {
+                if stat.is_dir() && self.holds_staged(Some(node)) {
+                    return Err(Errno::NOTEMPTY.into());
+                }
+                // What was being created has nothing to remove on the host.
+                if !stat.is_dir() && op == Op::Unlink && !self.orphan(node) {
+                    return Ok(());
+                }
+            }
             self.watches.removing(&parent, name);
             Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
         });
@@ -58,6 +68,12 @@ impl Fs {
         dir: BorrowedFd<'_>,
         name: &OsStr,
     ) -> Option<(Stat, Option<Arc<Node>>)> {
+        if let Some(node) = self.overlay.get(parent.id, name) {
+            let pin = self.table.pin(&node).ok()?;
+            let mut stat = host::stat_fd(pin.as_fd()).ok()?;
+            self.named(&node, &mut stat);
+            return Some((stat, Some(node)));
+        }
         let component = host::component(name).ok()?;
         let stat = host::stat_at(dir, &component).ok()?;
         let Some(node) = self.table.peek(&stat) else { return Some((stat, None)) };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::RenameFlags;
+use rustix::io::Errno;
 use stockade_observe::{Event, Op};
 use stockade_policy::EntryKind;
 
@@ -93,6 +94,7 @@ impl Fs {
             }
         }
         // The rules hold for each name that a file is known by; one with a denied alias stays where it is.
+        self.settle_ends(from, to, exchange, flags)?;
         self.may_go(from.node())?;
         if exchange {
             self.may_go(to.node())?;
@@ -110,7 +112,40 @@ impl Fs {
         if !exchange {
             self.watches.removing(&from.parent, from.name);
         }
-        Ok(rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?)
+        rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?;
+        if !exchange && let Some(node) = to.node() {
+            // It is displaced: what was staged for it has no name any more.
+            self.orphan(node);
+        }
+        Ok(())
+    }
+
+    /// Publishes what the rename moves, and refuses what it would trample (`S1` of `ops/stage.rs`).
+    fn settle_ends(
+        &self,
+        from: &mut End<'_>,
+        to: &mut End<'_>,
+        exchange: bool,
+        flags: RenameFlags,
+    ) -> FsResult<()> {
+        let staged = |end: &End<'_>| self.overlay.get(end.parent.id, end.name);
+        if let Some(node) = staged(from) {
+            self.publish(&node)?;
+            self.look(from);
+        }
+        if let Some(node) = staged(to) {
+            if flags.contains(RenameFlags::NOREPLACE) {
+                return Err(Errno::EXIST.into());
+            }
+            if exchange || from.kind() == EntryKind::Directory {
+                self.publish(&node)?;
+                self.look(to);
+            }
+        }
+        if !exchange && to.kind() == EntryKind::Directory && self.holds_staged(to.node()) {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        Ok(())
     }
 
     fn may_go(&self, node: Option<&Arc<Node>>) -> FsResult<()> {

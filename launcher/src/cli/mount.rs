@@ -152,6 +152,7 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
         source,
         path: mountpoint.clone(),
         passthrough: probe::can_mount(),
+        state: state::staged_directory(),
         owner,
         threads: 0,
     };
