@@ -1,14 +1,18 @@
 //! Attributes.
 
 use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 use stockade_observe::Op;
+use stockade_policy::Rule;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Fs};
 use crate::host::{self, Stamp, Stat};
+use crate::node::Node;
 use crate::ops::thread::keeping_set_id;
 
 /// A time that is set.
@@ -77,7 +81,8 @@ impl Fs {
         let path = self.path(&node);
         let who = self.who(caller);
         let before = host::stat_fd(pin.as_fd())?;
-        let allowed = self.may_write(&node).and_then(|()| self.make_sole(&node, &before, &who));
+        let allowed = self.may_change(&node, &path, &change);
+        let allowed = allowed.and_then(|()| self.make_sole(&node, &before, &who));
         // By now the node may stand for a fresh inode.
         let pin = self.table.pin(&node)?;
         let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
@@ -108,6 +113,22 @@ impl Fs {
         let stat = host::stat_fd(pin.as_fd())?;
         let life = self.tell(&node, &stat);
         Ok((self.show(&node, stat), life))
+    }
+
+    /// Asks whether a node's attributes may change. A git file is protected for what it says: its permissions and times
+    /// say nothing, and `git init` learns from a chmod of `.git/config` whether the file system keeps the executable
+    /// bit.
+    fn may_change(&self, node: &Arc<Node>, path: &Path, change: &Change) -> FsResult<()> {
+        match self.may_write(node) {
+            Err(FsError::Denied(denial))
+                if denial.rule() == Rule::ProtectedPath
+                    && change.size.is_none()
+                    && self.rules.config_kind(path).is_some() =>
+            {
+                Ok(())
+            }
+            answer => answer,
+        }
     }
 
     fn truncate(

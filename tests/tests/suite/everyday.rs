@@ -165,6 +165,26 @@ as_root_and_user! {
         .compare(world);
     }
 
+    /// P11: what is protected below `.git` doesn't stop git from making repositories and working trees.
+    fn git_worktrees_and_new_repositories(world) {
+        if !world.has("git") || !repository(world, 300) {
+            return;
+        }
+        Scenario {
+            steps: &[
+                "git branch -q other; git branch -q third",
+                "git worktree add -q ../w/tree other && cd tree && git status && echo x > y && git add y && git commit -qm y && git log -1 --format=%H",
+                "git worktree list | wc -l; git worktree remove --force tree; git worktree list | wc -l",
+                "mkdir fresh && cd fresh && git init -qb main && echo a > a && git add a && git commit -qm a && git log --format=%H",
+                "git clone -q --no-hardlinks . cloned && cd cloned && git log -1 --format=%H && git config --get core.bare && git fetch -q && git branch -q x && git checkout -q x",
+                "git clone -q --bare --no-hardlinks . bare.git && git push -q ./bare.git HEAD:refs/heads/pushed && git --git-dir bare.git log -1 --format=%H pushed",
+            ],
+            loose: git_state,
+            ..Scenario::default()
+        }
+        .compare(world);
+    }
+
     fn cargo_build_and_test(world) {
         let Some(toolchain) = toolchain(world) else { return };
         let crates = ["itoa", "cfg-if", "proc-macro2", "unicode-ident", "quote", "syn"];
