@@ -424,7 +424,6 @@ raise SystemExit(0 if hits else \"never\")'"),
         assert!(with < without + Duration::from_millis(60), "{with:?} with, {without:?} without");
         let output = world.run(&["-q", "--deny-read", "*.secret"]).args(["sh", "-c", "cat d*/*.secret 2>/dev/null | wc -c; ls d*/*.secret | wc -l"]).run();
         assert_eq!(output.stdout(), "0\n4000\n");
-        println!("start of `true`: {without:?} without rules, {with:?} with rules that match 4000 files");
     }
 
     /// P10: rules about what doesn't exist leave nothing behind, neither while the command runs nor after.
