@@ -10,6 +10,7 @@ mod exit_status;
 mod hardlinks;
 mod harness;
 mod leftovers;
+mod log;
 mod posix;
 mod program;
 mod protect;
