@@ -70,6 +70,10 @@ impl Fs {
         describe(&mut event, &from, &to);
         if result.is_ok() {
             self.renamed(&from, &to, exchange);
+            if exchange {
+                // What tells an exchange from a replacement in the log.
+                event.count = 2;
+            }
         }
         drop(gate);
         self.audited(event, result)
