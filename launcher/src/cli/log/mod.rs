@@ -2,6 +2,7 @@
 
 mod events;
 mod output;
+mod report;
 mod summary;
 mod tree;
 mod verify;
@@ -61,6 +62,7 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Verify(verify::Args),
+    Report(report::Args),
 }
 
 /// The session and the run.
@@ -268,6 +270,7 @@ impl From<Error> for Stop {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     match &args.command {
         Some(Command::Verify(verify)) => verify::run(verify),
+        Some(Command::Report(report)) => report::run(report),
         None => {
             let mut log = Log::open(&args.which)?;
             let interactive = !args.follow && !args.json;

@@ -251,18 +251,28 @@ fn denials(summary: &RunSummary, out: &mut Output) -> io::Result<()> {
 
 /// What a program did, in numbers.
 #[derive(Default)]
-struct Program {
+pub(super) struct Program {
     first: usize,
-    read: u64,
-    changed: u64,
-    refused: u64,
+    /// Paths it read.
+    pub read: u64,
+    /// Paths it changed.
+    pub changed: u64,
+    /// Its refusals.
+    pub refused: u64,
     failed: u64,
-    bytes_read: u64,
-    bytes_written: u64,
-    hidden: bool,
+    /// Bytes it read, as far as they were seen.
+    pub bytes_read: u64,
+    /// Bytes it wrote, as far as they were seen.
+    pub bytes_written: u64,
+    /// Whether some weren't seen.
+    pub hidden: bool,
 }
 
-fn by_program(stats: &[Stat], touched: &[(PathBuf, Touch, u64)]) -> Vec<(PathBuf, Program)> {
+/// Sums up what each program did, in order of their first events.
+pub(super) fn by_program(
+    stats: &[Stat],
+    touched: &[(PathBuf, Touch, u64)],
+) -> Vec<(PathBuf, Program)> {
     let mut programs: BTreeMap<PathBuf, Program> = BTreeMap::new();
     for (at, stat) in stats.iter().enumerate() {
         let program = programs
