@@ -80,8 +80,7 @@ fn read(pid: u32, uid: u32) -> Option<Known> {
     let cmdline = slurp(&dir, "cmdline");
     // The kernel names the thread; the log names the process.
     let status = slurp(&dir, "status");
-    let group = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"));
-    let group = group.and_then(|digits| std::str::from_utf8(digits).ok()?.trim().parse().ok());
+    let group = thread_group(&status);
     let process = Process {
         pid: group.unwrap_or(pid),
         start_time: number(19).unwrap_or(0),
@@ -94,10 +93,22 @@ fn read(pid: u32, uid: u32) -> Option<Known> {
     Some(Known { dir, exe, process: Arc::new(process) })
 }
 
-/// Tells whether a process is dying of a signal that leaves a program no time to finish what it writes: `SIGKILL` and
-/// those of a crash. The exit code is the last field but none of `/proc/PID/stat` and is set before descriptors are
-/// closed (`do_exit` in kernel/exit.c).
-pub fn is_dying_abruptly(pid: u32) -> bool {
+/// What is known of a process that closes a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Closing {
+    /// The process, where the kernel named one of its threads.
+    pub group: u32,
+    /// It is dying of a signal that leaves a program no time to finish what it writes: `SIGKILL` and those of a crash.
+    pub abrupt: bool,
+}
+
+/// Looks at a process that waits for us to answer its close.
+///
+/// It may be closing what an `execve(2)` closes, and then holds a lock (`exec_update_lock`) that a read of
+/// `/proc/PID/stat` waits for, as it would for us. `/proc/PID/status` takes no such lock, and shows whether the process
+/// still has memory; one that has none is exiting, has its exit code (`do_exit` in kernel/exit.c sets it before it
+/// closes descriptors), and can be asked for it.
+pub fn closing(pid: u32) -> Closing {
     const ABRUPT: [i32; 7] = [
         libc::SIGKILL,
         libc::SIGSEGV,
@@ -109,12 +120,23 @@ pub fn is_dying_abruptly(pid: u32) -> bool {
     ];
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(dir) = fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()) else {
-        return false;
+        return Closing { group: pid, abrupt: false };
     };
+    let status = slurp(&dir, "status");
+    let group = thread_group(&status).unwrap_or(pid);
+    let has_memory = status.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"VmSize:"));
+    if has_memory {
+        return Closing { group, abrupt: false };
+    }
     let stat = slurp(&dir, "stat");
     let text = String::from_utf8_lossy(&stat);
     let code = text.split_ascii_whitespace().last().and_then(|field| field.parse::<i32>().ok());
-    code.is_some_and(|code| ABRUPT.contains(&(code & 0x7f)))
+    Closing { group, abrupt: code.is_some_and(|code| ABRUPT.contains(&(code & 0x7f))) }
+}
+
+fn thread_group(status: &[u8]) -> Option<u32> {
+    let group = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"))?;
+    std::str::from_utf8(group).ok()?.trim().parse().ok()
 }
 
 /// Reads a small file below `/proc/PID`, at most 4 KiB of it.

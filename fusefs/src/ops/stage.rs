@@ -143,11 +143,24 @@ impl Fs {
             }
             std::thread::sleep(LAG);
         }
-        let mut slot = node.staged.lock();
-        if node.opens.load(Ordering::Acquire) > 0 || slot.is_some() {
+        if node.opens.load(Ordering::Acquire) > 0 {
             return None;
         }
-        match self.try_stage(caller, node, stat, who) {
+        // The last writer's content may still be on its way.
+        if let Err(error) = self.publish(node) {
+            tracing::debug!(?error, "a rewrite is written in place");
+            return None;
+        }
+        let mut slot = node.staged.lock();
+        if slot.is_some() {
+            return None;
+        }
+        let staged = self
+            .table
+            .pin(node)
+            .and_then(|pin| host::stat_fd(pin.as_fd()))
+            .and_then(|stat| self.try_stage(caller, node, &stat, who));
+        match staged {
             Ok((staged, fd)) => {
                 *slot = Some(staged);
                 Some(fd)
@@ -218,15 +231,16 @@ impl Fs {
     /// error, if any, is the answer to its `close(2)`.
     pub fn flush(&self, caller: Caller, handle: u64) -> FsResult<()> {
         let file = self.handles.file(handle)?;
+        let closing = crate::process::closing(caller.pid);
         let ready = {
             let mut slot = file.node.staged.lock();
             let Some(staged) = slot.as_mut() else { return Ok(()) };
-            staged.killed = crate::process::is_dying_abruptly(caller.pid);
+            staged.killed = closing.abrupt;
             let dirty = || {
                 host::stat_fd(staged.fd.as_fd())
                     .is_ok_and(|stat| stat.size > 0 || stat.mtime.nanos() != staged.initial.mtime)
             };
-            !staged.killed && self.who(caller).pid == staged.writer.pid && dirty()
+            !staged.killed && closing.group == staged.writer.pid && dirty()
         };
         if ready { self.publish(&file.node) } else { Ok(()) }
     }
