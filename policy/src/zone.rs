@@ -276,6 +276,18 @@ impl Rules {
         })
     }
 
+    /// Returns why a symbolic link to `target` can't be made at `path`. Git tries out links in a submodule's repository,
+    /// with a target that is a plain name; such a link can't lead to what isn't protected in the same way.
+    #[must_use]
+    pub fn symlink_refused(&self, path: &Path, target: &[u8]) -> Option<Arc<Denial>> {
+        let bytes = path.as_os_str().as_bytes();
+        if matches!(self.class(bytes), Class::Container(label) if protection::tries_links(label, target))
+        {
+            return self.zone(path).write;
+        }
+        self.create_refused(path, EntryKind::Symlink)
+    }
+
     /// Returns why the entry at `path` can't be removed. A directory's removal is only asked for once it's empty.
     #[must_use]
     pub fn remove_refused(&self, path: &Path) -> Option<Arc<Denial>> {
@@ -523,6 +535,31 @@ mod tests {
         ] {
             let refused = rules.write_refused(Path::new(path), kind);
             assert_eq!(refused.is_none(), allowed, "{path} {kind:?}");
+        }
+    }
+
+    #[test]
+    fn git_may_try_out_links_in_a_submodules_repository() {
+        let rules = rules(Mode::WorkspaceWrite, |_| {});
+        for (path, target, allowed) in [
+            ("/w/.git/modules/s/tabc", "testing", true),
+            ("/w/.git/modules/s/tabc", "../../../evil", false),
+            ("/w/.git/modules/s/tabc", "/w/evil", false),
+            ("/w/.git/modules/s/tabc", "..", false),
+            ("/w/.git/modules/s/tabc", ".", false),
+            ("/w/.git/modules/s/tabc", "", false),
+            ("/w/.git/modules/s/tabc", "objects", false),
+            ("/w/.git/modules/s/tabc", "Refs", false),
+            ("/w/.git/modules/s/hooks", "testing", false),
+            ("/w/.git/modules", "testing", false),
+            ("/w/.git/worktrees/t", "testing", false),
+            ("/w/.git", "testing", false),
+            ("/w/.git/tabc", "testing", true),
+            ("/w/a", "/etc/passwd", true),
+            ("/etc/a", "testing", false),
+        ] {
+            let refused = rules.symlink_refused(Path::new(path), target.as_bytes());
+            assert_eq!(refused.is_none(), allowed, "{path} -> {target}");
         }
     }
 

@@ -4,6 +4,8 @@ use super::{Class, ConfigKind, ends_with_ignore_case};
 
 const HOOKS: &str = ".git/hooks";
 const MODULES: &str = ".git/modules";
+/// The same, below the first name.
+const IN_MODULES: &str = ".git/modules/*";
 const WORKTREES: &str = ".git/worktrees";
 
 /// Names that a submodule's own repository begins with: below them nothing is a hook or a configuration.
@@ -71,6 +73,18 @@ fn own<'a>(name: &[u8], mut rest: impl Iterator<Item = &'a [u8]>) -> Option<Clas
     rest.next().is_none().then_some(Class::Judged(kind))
 }
 
+/// Tells whether a symbolic link in the container `label` leads to a sibling that is protected as the link's own name
+/// would be. A directory of another repository's making, such as `objects`, isn't: a link to it would stand for a
+/// repository whose hooks are free.
+pub(crate) fn tries_links(label: &str, target: &[u8]) -> bool {
+    let plain = target.first().is_some_and(u8::is_ascii_alphanumeric)
+        && target.iter().all(u8::is_ascii_alphanumeric);
+    label == IN_MODULES
+        && plain
+        && !ORDINARY.iter().any(|ordinary| target.eq_ignore_ascii_case(ordinary))
+        && own(target, std::iter::empty()).is_none()
+}
+
 /// Classifies what follows `modules`. A submodule's name may have several components, so where its repository begins
 /// can't be told: `hooks` and `config` count after the first component, up to a name that a repository begins with.
 fn modules<'a>(mut rest: impl Iterator<Item = &'a [u8]> + Clone) -> Class {
@@ -85,5 +99,5 @@ fn modules<'a>(mut rest: impl Iterator<Item = &'a [u8]> + Clone) -> Class {
             return Class::Free;
         }
     }
-    Class::Container(MODULES)
+    Class::Container(IN_MODULES)
 }

@@ -18,6 +18,7 @@ pub use git_keys::{RefusedKey, git_config_change, hooks_path};
 
 pub use git_file::{shared_repository, target as git_file_target};
 
+pub(crate) use git_dir::tries_links;
 pub(crate) use git_file::common_dir_allowed;
 pub(crate) use git_keys::config_change_at;
 pub(crate) use names::leads_to;
@@ -165,15 +166,15 @@ mod tests {
             ("/w/.git/hooks/d.sample/x", Refused(".git/hooks")),
             ("/w/.git/hooks/d/x.sample", Refused(".git/hooks")),
             ("/w/.git/modules", Container(".git/modules")),
-            ("/w/.git/modules/a", Container(".git/modules")),
-            ("/w/.git/modules/a/b", Container(".git/modules")),
+            ("/w/.git/modules/a", Container(".git/modules/*")),
+            ("/w/.git/modules/a/b", Container(".git/modules/*")),
             ("/w/.git/modules/a/config", Judged(ConfigKind::Repository)),
             ("/w/.git/modules/a/b/config", Judged(ConfigKind::Repository)),
             ("/w/.git/modules/a/hooks/x", Refused(".git/hooks")),
             ("/w/.git/modules/a/hooks/x.sample", Free),
             ("/w/.git/modules/a/b/hooks", Container(".git/hooks")),
             ("/w/.git/modules/a/modules/c/hooks/x", Refused(".git/hooks")),
-            ("/w/.git/modules/a/HEAD", Container(".git/modules")),
+            ("/w/.git/modules/a/HEAD", Container(".git/modules/*")),
             ("/w/.git/modules/a/refs/heads/hooks/x", Free),
             ("/w/.git/worktrees", Container(".git/worktrees")),
             ("/w/.git/worktrees/t", Container(".git/worktrees")),
