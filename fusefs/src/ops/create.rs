@@ -41,13 +41,12 @@ impl Fs {
         &self,
         caller: Caller,
         op: Op,
-        kind: FileType,
+        may: FsResult<()>,
         place: &Place,
         make: impl FnOnce(&Place) -> FsResult<()>,
     ) -> FsResult<Entry<'_>> {
         let mut event = Self::event(self.who(caller), op, place.path.clone(), None);
-        let result = self
-            .may_create(&place.path, entry_kind(kind))
+        let result = may
             .and_then(|()| self.not_staged(place))
             .and_then(|()| make(place))
             .and_then(|()| self.found(place));
@@ -80,7 +79,8 @@ impl Fs {
         umask: u32,
     ) -> FsResult<Entry<'_>> {
         let place = self.place(parent, name)?;
-        self.make(caller, Op::Mkdir, FileType::Directory, &place, |place| {
+        let may = self.may_create(&place.path, EntryKind::Directory);
+        self.make(caller, Op::Mkdir, may, &place, |place| {
             let mode_bits = Mode::from_raw_mode(mode & 0o7777);
             self.as_caller(caller, umask, mode & SET_ID != 0, || {
                 Ok(rustix::fs::mkdirat(&*place.dir, &place.name, mode_bits)?)
@@ -100,7 +100,8 @@ impl Fs {
         let place = self.place(parent, name)?;
         let kind = FileType::from_raw_mode(mode);
         let op = if kind == FileType::RegularFile { Op::Create } else { Op::Mknod };
-        self.make(caller, op, kind, &place, |place| {
+        let may = self.may_create(&place.path, entry_kind(kind));
+        self.make(caller, op, may, &place, |place| {
             let bits = Mode::from_raw_mode(mode & 0o7777);
             self.as_caller(caller, umask, mode & SET_ID != 0, || {
                 Ok(rustix::fs::mknodat(
@@ -122,7 +123,8 @@ impl Fs {
         target: &Path,
     ) -> FsResult<Entry<'_>> {
         let place = self.place(parent, name)?;
-        self.make(caller, Op::Symlink, FileType::Symlink, &place, |place| {
+        let may = allowed(self.rules.symlink_refused(&place.path, target.as_os_str().as_bytes()));
+        self.make(caller, Op::Symlink, may, &place, |place| {
             self.as_caller(caller, 0, false, || {
                 Ok(rustix::fs::symlinkat(target, &*place.dir, &place.name)?)
             })
