@@ -220,7 +220,11 @@ impl Fs {
     // --- policy -----------------------------------------------------------------------------------------------
 
     pub(crate) fn zone(&self, node: &Arc<Node>) -> Zone {
-        node.zone(self.epoch.load(Ordering::Acquire), &self.base, |path| self.rules.zone(path))
+        let kind = entry_kind(node.kind);
+        node.zone(self.epoch.load(Ordering::Acquire), &self.base, |path| Zone {
+            read: self.rules.zone(path).read,
+            write: self.rules.write_refused(path, kind),
+        })
     }
 
     /// Says that paths of known nodes have changed.
