@@ -2,7 +2,7 @@
 //!
 //! A run needs none of this: its mounts live and die in a namespace of their own.
 
-use std::ffi::{CStr, CString, OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ use crate::error::{Code, Failure};
 use crate::namespace::DEVICE;
 use crate::{probe, sys};
 
-/// The source that our mounts show in the mount table.
+/// The source that our mounts show in the mount table; a long-lived one adds a colon and the directory it serves.
 pub const SOURCE: &str = "stockade";
 
 /// One line of the mount table.
@@ -81,7 +81,11 @@ impl Entry {
     /// Tells whether it is one of ours.
     #[must_use]
     pub fn is_ours(&self) -> bool {
-        self.kind.split('.').next() == Some("fuse") && self.source == SOURCE
+        self.kind.split('.').next() == Some("fuse")
+            && self
+                .source
+                .strip_prefix(SOURCE)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
     }
 }
 
@@ -120,13 +124,18 @@ pub fn prepare_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Mounts our file system over a directory and returns the device to serve it from.
+/// Mounts our file system, which serves `source`, over a directory and returns the device to serve it from.
 ///
 /// # Errors
 /// The kernel or `fusermount3` refuses.
-pub fn mount(mountpoint: &Path, owner: &Owner, allow_other: bool) -> Result<OwnedFd, Failure> {
+pub fn mount(
+    source: &Path,
+    mountpoint: &Path,
+    owner: &Owner,
+    allow_other: bool,
+) -> Result<OwnedFd, Failure> {
     if probe::can_mount() {
-        return mount_as_root(mountpoint, owner, allow_other).map_err(|error| {
+        return mount_as_root(source, mountpoint, owner, allow_other).map_err(|error| {
             let errno = error.raw_os_error();
             Failure::new(Code::MountFailed, format!("can't mount at `{}`", mountpoint.display()))
                 .because(error)
@@ -141,25 +150,30 @@ pub fn mount(mountpoint: &Path, owner: &Owner, allow_other: bool) -> Result<Owne
         .help("install the package `fuse3`")
         .help("`stockade run` works without it"));
     };
-    mount_with_helper(&helper, mountpoint, allow_other)
+    mount_with_helper(&helper, source, mountpoint, allow_other)
 }
 
 fn fusermount() -> Option<PathBuf> {
     probe::find_program("fusermount3", &std::env::var_os("PATH").unwrap_or_default())
 }
 
-fn mount_as_root(mountpoint: &Path, owner: &Owner, allow_other: bool) -> io::Result<OwnedFd> {
+fn mount_as_root(
+    source: &Path,
+    mountpoint: &Path,
+    owner: &Owner,
+    allow_other: bool,
+) -> io::Result<OwnedFd> {
     let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let options: CString = stockade_fusefs::mount_data(device.as_fd(), owner, allow_other);
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    let source: &CStr = c"stockade";
-    rustix::mount::mount(source, mountpoint, c"fuse", flags, &*options)?;
+    rustix::mount::mount(shown(source), mountpoint, c"fuse", flags, &*options)?;
     Ok(device)
 }
 
 /// The protocol of `fusermount3`: it mounts, and sends the device over the socket that `_FUSE_COMMFD` names.
 fn mount_with_helper(
     helper: &Path,
+    source: &Path,
     mountpoint: &Path,
     allow_other: bool,
 ) -> Result<OwnedFd, Failure> {
@@ -174,10 +188,7 @@ fn mount_with_helper(
         None,
     )
     .map_err(|error| failed(error.into()))?;
-    let mut options = format!("fsname={SOURCE},default_permissions,nosuid,nodev");
-    if allow_other {
-        options.push_str(",allow_other");
-    }
+    let options = helper_options(source, allow_other);
     // The helper inherits its end; the copy that stays here is closed below.
     sys::keep_over_exec(theirs.as_fd()).map_err(|error| failed(error.into()))?;
     let mut child = Command::new(helper)
@@ -209,6 +220,30 @@ fn mount_with_helper(
         )),
         Err(error) => Err(failed(error)),
     }
+}
+
+/// What the mount table shows as the source, so that two mounts can be told apart.
+fn shown(source: &Path) -> OsString {
+    let mut shown = OsString::from(SOURCE);
+    shown.push(":");
+    shown.push(source);
+    shown
+}
+
+/// In the helper's options a comma ends one, unless a backslash stands before it.
+fn helper_options(source: &Path, allow_other: bool) -> OsString {
+    let mut options = b"default_permissions,nosuid,nodev,".to_vec();
+    if allow_other {
+        options.extend_from_slice(b"allow_other,");
+    }
+    options.extend_from_slice(b"fsname=");
+    for &byte in shown(source).as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            options.push(b'\\');
+        }
+        options.push(byte);
+    }
+    OsString::from_vec(options)
 }
 
 fn receive_device(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
@@ -293,14 +328,21 @@ mod tests {
     #[test]
     fn the_mount_table_is_read_with_its_escapes() {
         let table = b"21 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n\
-                      30 21 0:50 / /a\\040b\\134 rw,nosuid master:2 propagate_from:1 - fuse stockade rw\n\
-                      31 21 0:51 / /c\xff rw - fuse.sshfs host: rw\n";
+                      30 21 0:50 / /a\\040b\\134 rw,nosuid master:2 propagate_from:1 - fuse stockade:/s rw\n\
+                      31 21 0:51 / /c\xff rw - fuse.sshfs stockader: rw\n";
         let all: Vec<_> = entries(table).collect();
         assert_eq!(all.len(), 3);
         assert_eq!(all[1].path, Path::new("/a b\\"));
         assert!(all[1].is_ours());
         assert_eq!(all[2].path.as_os_str().as_bytes(), b"/c\xff");
         assert!(!all[2].is_ours() && !all[0].is_ours());
+    }
+
+    #[test]
+    fn the_helpers_options_keep_commas_apart() {
+        let options = helper_options(Path::new("/a,b\\c"), true);
+        let options = options.to_str().unwrap();
+        assert!(options.ends_with(",allow_other,fsname=stockade:/a\\,b\\\\c"), "{options}");
     }
 
     #[test]

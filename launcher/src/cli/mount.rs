@@ -143,7 +143,7 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
     let (recorder, session) = recorder(args, &policy, &mountpoint)?;
     let owner = owner();
     let signals = SignalFd::new(ending()).map_err(system("can't prepare the mount"))?;
-    let device = mount::mount(&mountpoint, &owner, args.allow_other)?;
+    let device = mount::mount(&source_path, &mountpoint, &owner, args.allow_other)?;
     let mounted = Mounted { path: &mountpoint, gone: false };
     let config = ServerConfig {
         rules: Arc::new(rules),
