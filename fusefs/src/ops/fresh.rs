@@ -57,7 +57,10 @@ impl Fs {
         stat: &Stat,
         who: &Arc<Process>,
     ) -> FsResult<()> {
-        if !self.is_shared(node, stat) || self.mode == Access::DangerFullAccess {
+        if self.mode == Access::DangerFullAccess
+            || !self.is_shared(node, stat)
+            || self.has_all_names_beside(node, stat)
+        {
             return Ok(());
         }
         match self.hardlinks {
@@ -85,6 +88,39 @@ impl Fs {
             let known = node.names().iter().filter(|name| self.leads_to(name, stat)).count();
             u64::try_from(known).unwrap_or(u64::MAX) < u64::from(stat.nlink)
         }
+    }
+
+    /// Looks for the names that we don't know in the directories of those that we do: a name beside them that may be
+    /// written isn't outside.
+    fn has_all_names_beside(&self, node: &Arc<Node>, stat: &Stat) -> bool {
+        let known: Vec<Name> =
+            node.names().into_iter().filter(|name| self.leads_to(name, stat)).collect();
+        let mut found = known.len();
+        let mut looked: Vec<u64> = Vec::new();
+        for name in &known {
+            if looked.contains(&name.parent.id) {
+                continue;
+            }
+            looked.push(name.parent.id);
+            let Ok(pin) = self.table.pin(&name.parent) else { continue };
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            let Ok(dir) = self.self_fd.open_pin(pin.as_fd(), flags) else { continue };
+            let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
+            let mut raw = RawDir::new(&dir, &mut buffer);
+            while let Some(Ok(entry)) = raw.next() {
+                let beside = OsStr::from_bytes(entry.file_name().to_bytes());
+                let is_known = |one: &Name| one.parent.id == name.parent.id && one.name == beside;
+                if entry.ino() != stat.ino || known.iter().any(is_known) {
+                    continue;
+                }
+                let other = Name { parent: name.parent.clone(), name: beside.to_os_string() };
+                let path = self.path_at(&name.parent, beside);
+                if self.leads_to(&other, stat) && self.rules.zone(&path).write.is_none() {
+                    found += 1;
+                }
+            }
+        }
+        u64::try_from(found).unwrap_or(u64::MAX) >= u64::from(stat.nlink)
     }
 
     fn leads_to(&self, name: &Name, stat: &Stat) -> bool {

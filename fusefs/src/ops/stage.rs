@@ -318,6 +318,10 @@ impl Fs {
         self.journal.note(dir.as_fd());
         let hidden = staged_name()?;
         self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &hidden)?;
+        // The exchange itself moves the change time of what it displaces, so that is looked at before.
+        let untouched = staged.base.as_ref().is_some_and(|base| {
+            host::stat_fd(base.pin.as_fd()).is_ok_and(|stat| stat.version() == base.stat.version())
+        });
         let away = || rustix::fs::unlinkat(dir, &hidden, AtFlags::empty());
         if let Err(errno) =
             rustix::fs::renameat_with(dir, &hidden, dir, name, RenameFlags::EXCHANGE)
@@ -337,10 +341,11 @@ impl Fs {
             return Ok(None);
         }
         let displaced = host::stat_at(dir.as_fd(), &hidden)?;
-        let expected = staged.base.as_ref().is_some_and(|base| {
-            (displaced.dev, displaced.ino) == (base.stat.dev, base.stat.ino)
-                && displaced.version() == base.stat.version()
-        });
+        let expected = untouched
+            && staged.base.as_ref().is_some_and(|base| {
+                (displaced.dev, displaced.ino, displaced.size, displaced.mtime)
+                    == (base.stat.dev, base.stat.ino, base.stat.size, base.stat.mtime)
+            });
         if !expected && enforced {
             rustix::fs::renameat_with(dir, &hidden, dir, name, RenameFlags::EXCHANGE)?;
             away()?;
