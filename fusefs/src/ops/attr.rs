@@ -45,7 +45,11 @@ impl Fs {
         };
         let node = self.node(id)?;
         let life = self.tell(&node, &stat);
-        Ok((self.show(&node, stat), life))
+        let mut stat = self.show(&node, stat);
+        if stat.is_dir() {
+            self.show_staged(&node, &mut stat);
+        }
+        Ok((stat, life))
     }
 
     fn stat(&self, id: u64) -> FsResult<Stat> {

@@ -5,13 +5,14 @@
 //! one inode.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use stockade_observe::{Op, Process, Publication, Version};
+use stockade_policy::ConfigKind;
 
 use crate::error::FsResult;
 use crate::fs::{Caller, Data, Fs, Opened};
@@ -41,11 +42,13 @@ impl Fs {
         };
         // Nobody may start writing to a file that is being judged; see `ops/judge.rs`.
         let gate = writes.then(|| node.gate.lock());
+        // A `.git` file may be written again, as git does, if each write passes.
+        let judged = writes && self.may_rewrite_judged(&node, &path);
         let result = (|| {
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read(&node)?;
             }
-            if writes {
+            if writes && !judged {
                 self.may_write(&node)?;
             }
             let before = host::stat_fd(self.table.pin(&node)?.as_fd())?;
@@ -62,12 +65,16 @@ impl Fs {
             let pin = self.table.pin(&node)?;
             let staged =
                 flags.contains(OFlags::TRUNC) && flags.intersects(OFlags::WRONLY | OFlags::RDWR);
-            let staged =
-                if staged { self.stage_replace(caller, &node, &before, &who) } else { None };
+            let staged = if staged && !judged {
+                self.stage_replace(caller, &node, &before, &who)
+            } else {
+                None
+            };
             let fd = if staged.is_some() {
                 staged
             } else if writes || !self.passthrough.load(Ordering::Relaxed) {
-                Some(Arc::new(self.open_host(&pin, flags)?))
+                let readable = flags.difference(OFlags::ACCMODE) | OFlags::RDWR;
+                Some(Arc::new(self.open_host(&pin, if judged { readable } else { flags })?))
             } else {
                 None
             };
@@ -81,6 +88,17 @@ impl Fs {
             }
             Err(error) => self.audited(Self::event(who, op, path, Some(node.key())), Err(error)),
         }
+    }
+
+    /// Tells whether an existing file is refused only because it is a git file that is judged at each write, and can be:
+    /// nobody may have it open past us.
+    fn may_rewrite_judged(&self, node: &Arc<Node>, path: &Path) -> bool {
+        node.kind == FileType::RegularFile
+            && self.rules.config_kind(path) == Some(ConfigKind::GitFile)
+            && node.flow.lock().opens == 0
+            && node.names().iter().all(|name| {
+                self.rules.zone(&self.path_at(&name.parent, &name.name)).write.is_none()
+            })
     }
 
     /// Opens the host's file as the program asked, which is where the host checks what only it knows (append-only and
@@ -114,14 +132,15 @@ impl Fs {
         exec_or_new: bool,
     ) -> Opened {
         let exec = exec_or_new && opened.is_some();
-        // Only a fresh git file can be opened for writing; what is written to it is judged.
+        // A git file that can be opened for writing at all is judged at each write.
         let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
-        let judged = writable && opened.is_none() && self.rules.config_kind(&path).is_some();
+        let judged = writable && self.rules.config_kind(&path).is_some();
         let data = if judged {
-            node.flow.lock().backing = Backing::Refused;
+            let old = std::mem::replace(&mut node.flow.lock().backing, Backing::Refused);
+            self.give_back(old);
             Data::Direct
         } else {
-            self.flow(node).unwrap_or_else(|| {
+            self.flow(node, flags).unwrap_or_else(|| {
                 let mut cached = node.cached.lock();
                 let keep = opened.is_some() && *cached == opened && !flags.contains(OFlags::TRUNC);
                 *cached = opened;
@@ -161,7 +180,10 @@ impl Fs {
     }
 
     /// Chooses how an open file's data flows when the kernel can pass it through; registers the file at first.
-    fn flow(&self, node: &Arc<Node>) -> Option<Data> {
+    ///
+    /// The kernel opens the backing file with the flags of this open for good, though a program may take `O_APPEND` and
+    /// `O_DIRECT` off again (`F_SETFL`): opens with one of them read and write through us, past the cache.
+    fn flow(&self, node: &Arc<Node>, flags: OFlags) -> Option<Data> {
         if !self.passthrough.load(Ordering::Relaxed) {
             return None;
         }
@@ -181,7 +203,8 @@ impl Fs {
         match flow.backing {
             Backing::Id(id) => {
                 flow.opens += 1;
-                Some(if flow.outdated { Data::Detached(id) } else { Data::Passthrough(id) })
+                let by_us = flow.outdated || flags.intersects(OFlags::APPEND | OFlags::DIRECT);
+                Some(if by_us { Data::Detached(id) } else { Data::Passthrough(id) })
             }
             Backing::Unknown | Backing::Refused => None,
         }

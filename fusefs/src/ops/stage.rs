@@ -227,6 +227,21 @@ impl Fs {
         }
     }
 
+    /// Shows a directory as changed by what is being created in it, though the host's directory isn't yet.
+    pub(crate) fn show_staged(&self, dir: &Node, stat: &mut Stat) {
+        for (_, node) in self.overlay.within(dir.id) {
+            // Being published right now: then the host's directory says it, too.
+            let Some(slot) = node.staged.try_lock() else { continue };
+            let Some(born) = slot.as_ref().filter(|staged| staged.base.is_none()) else { continue };
+            let born = born.initial.ctime;
+            if born > stat.mtime.nanos() {
+                let nsec = u32::try_from(born.rem_euclid(1_000_000_000)).unwrap_or_default();
+                stat.mtime = host::Stamp { sec: born.div_euclid(1_000_000_000), nsec };
+                stat.ctime = stat.mtime;
+            }
+        }
+    }
+
     /// A program closes a file. Publishes it if this is the process that opened it and something was written; the
     /// error, if any, is the answer to its `close(2)`.
     pub fn flush(&self, caller: Caller, handle: u64) -> FsResult<()> {

@@ -129,7 +129,6 @@ as_root_and_user! {
         let rows = [
             ("direct", "printf '[core]\\n' >> .git/config".to_owned()),
             ("truncate", "truncate -s 0 .git/config".to_owned()),
-            ("chmod", "chmod 666 .git/config".to_owned()),
             ("by-symlink", "ln -s .git/config l; printf 'x' >> l".to_owned()),
             ("second-name", "ln .git/config second".to_owned()),
             ("git-hooks-path", "git config core.hooksPath /tmp".to_owned()),
