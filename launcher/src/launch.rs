@@ -479,6 +479,12 @@ impl Supervisor<'_> {
             }
         };
         self.finish(end == End::NotRecorded);
+        // The last refusals may still be on their way to the log, and to whoever watches.
+        if end != End::NotRecorded
+            && let Err(error) = self.recorder.flush()
+        {
+            tracing::debug!(%error, "the record isn't complete");
+        }
         self.denials.try_iter().for_each(|denial| watcher.denied(&denial));
         end
     }
