@@ -139,7 +139,7 @@ class Side:
             directory = os.path.join(self.top, name)
             argv = PYTHON + ["-c", WORKER]
             if name == "inside":
-                argv = [self.binary, "run", "-q", "--"] + argv
+                argv = [self.binary, "run", "-q", "--allow-write", "**", "--"] + argv
             self.workers[name] = subprocess.Popen(self.prefix + argv, cwd=directory, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, name, row):
@@ -167,7 +167,7 @@ class Side:
 
     def launch(self, rounds):
         bare = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--die-with-parent", "--", "true"]
-        ours = [self.binary, "run", "-q", "--", "true"]
+        ours = [self.binary, "run", "-q", "--allow-write", "**", "--", "true"]
         directory = os.path.join(self.top, "inside")
         times = {"bare": [], "ours": []}
         for number in range(rounds + 2):
