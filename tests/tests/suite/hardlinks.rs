@@ -1,6 +1,6 @@
 //! Files that share their inode with names that a run doesn't know: no write leads out through them (F11).
 //!
-//! Each test was seen to fail with the check that it is about taken out; its comment names the check.
+//! Each comment names the check that its test is about: taking that out must make the test fail.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

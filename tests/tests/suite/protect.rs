@@ -1,6 +1,6 @@
 //! What stays protected inside a writable root, and what an operator denies, under every alias (P10, P11).
 //!
-//! Each test was seen to fail with the check that it is about taken out; its comment names the check.
+//! Each comment names the check that its test is about: taking that out must make the test fail.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -209,7 +209,6 @@ raise SystemExit(0 if hits else \"never\")'"),
     }
 
     /// P11: git goes on working, and so does what is protected only by its name.
-    /// (Seen to fail with `create_refused` refusing what `Class::Judged` lets through.)
     fn git_goes_on_working(world) {
         repository(world);
         let elsewhere = world.workspace().join("wt");
