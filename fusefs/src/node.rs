@@ -75,6 +75,9 @@ pub struct Node {
     pub gate: Mutex<()>,
     /// The version whose pages the kernel may still cache.
     pub cached: Mutex<Option<Version>>,
+    /// When a staged file was last created or removed in a directory, in nanoseconds: the host's directory changes only
+    /// when one is published.
+    pub born: AtomicI64,
     /// The change time of the attributes that the kernel was told last, in nanoseconds.
     pub told: AtomicI64,
     /// The watch on a directory, [`WATCH_UNKNOWN`] or [`WATCH_FAILED`].
@@ -647,6 +650,7 @@ impl Node {
             staged: Mutex::new(None),
             gate: Mutex::new(()),
             cached: Mutex::new(None),
+            born: AtomicI64::new(0),
             told: AtomicI64::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),
         }

@@ -708,6 +708,28 @@ def times():
     os.rename("h", "f")
     say("setxattr", moves(lambda: os.setxattr("f", "user.a", b"1"), "f"))
     say("create in", moves(lambda: put("d/x"), "d"))
+
+    def empties():
+        """Creates that don't show in the directory's times, which are looked at while the file is being closed."""
+        missed = 0
+        for number in range(200):
+            os.utime("d", ns=(1, 1))
+            os.close(os.open("d/e%d" % number, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            missed += os.stat("d").st_mtime_ns == 1
+        return missed
+
+    say("empty files created in", empties())
+    os.chmod("d", 0o700)
+    os.utime("d", ns=(1, 1))
+    say("times set", os.stat("d").st_mtime_ns)
+    fd = os.open("d/e", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    os.chmod("d", 0o755)
+    say("seen after chmod", os.stat("d").st_mtime_ns != 1)
+    os.utime("d", ns=(1, 1))
+    say("times set while being created", os.stat("d").st_mtime_ns)
+    os.unlink("d/e")
+    say("unlinked while being created", os.stat("d").st_mtime_ns != 1)
+    os.close(fd)
     say("write in", moves(lambda: os.write(os.open("d/x", os.O_WRONLY), b"x"), "d"))
     say("rename in", moves(lambda: os.rename("d/x", "d/y"), "d"))
     say("unlink in", moves(lambda: os.unlink("d/y"), "d"))

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
@@ -45,11 +46,7 @@ impl Fs {
         };
         let node = self.node(id)?;
         let life = self.tell(&node, &stat);
-        let mut stat = self.show(&node, stat);
-        if stat.is_dir() {
-            self.show_staged(&node, &mut stat);
-        }
-        Ok((stat, life))
+        Ok((self.show(&node, stat), life))
     }
 
     fn stat(&self, id: u64) -> FsResult<Stat> {
@@ -110,6 +107,7 @@ impl Fs {
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = stamps(change);
+            node.born.store(0, Ordering::Release);
             step(Op::Utimes, &|| {
                 Ok(rustix::fs::utimensat(&*pin, c"", &times, AtFlags::EMPTY_PATH)?)
             })?;

@@ -115,6 +115,7 @@ impl Fs {
         who: &Arc<Process>,
         stat: &Stat,
     ) {
+        place.parent.born.fetch_max(stat.ctime.nanos(), Ordering::AcqRel);
         self.overlay.insert(place.parent.id, &place.name, node);
         *node.staged.lock() = Some(Staged {
             fd,
@@ -220,23 +221,25 @@ impl Fs {
         Ok((staged, fd))
     }
 
-    /// Shows a staged inode as the named file that it is inside.
+    /// Shows a staged inode as the named file that it is inside, and what that means for its directory.
     pub(crate) fn named(&self, node: &Node, stat: &mut Stat) {
+        self.show_born(node, stat);
         if stat.nlink == 0 && stat.is_regular() && node.is_named() {
             stat.nlink = 1;
         }
     }
 
-    /// Shows a directory as changed by what is being created in it, though the host's directory isn't yet.
-    pub(crate) fn show_staged(&self, dir: &Node, stat: &mut Stat) {
-        for (_, node) in self.overlay.within(dir.id) {
-            // Being published right now: then the host's directory says it, too.
-            let Some(slot) = node.staged.try_lock() else { continue };
-            let Some(born) = slot.as_ref().filter(|staged| staged.base.is_none()) else { continue };
-            let born = born.initial.ctime;
-            if born > stat.mtime.nanos() {
-                let nsec = u32::try_from(born.rem_euclid(1_000_000_000)).unwrap_or_default();
-                stat.mtime = host::Stamp { sec: born.div_euclid(1_000_000_000), nsec };
+    /// Shows a directory as changed by what was created in it, until the host's directory says so itself.
+    fn show_born(&self, dir: &Node, stat: &mut Stat) {
+        let born = dir.born.load(Ordering::Acquire);
+        if !stat.is_dir() || born <= stat.mtime.nanos() {
+            return;
+        }
+        // Whatever the host did to the directory since, setting its times back included, moved its change time.
+        if born >= stat.ctime.nanos() || !self.overlay.within(dir.id).is_empty() {
+            let nsec = u32::try_from(born.rem_euclid(1_000_000_000)).unwrap_or_default();
+            stat.mtime = host::Stamp { sec: born.div_euclid(1_000_000_000), nsec };
+            if born > stat.ctime.nanos() {
                 stat.ctime = stat.mtime;
             }
         }
@@ -394,6 +397,11 @@ impl Fs {
         match node.staged.lock().take() {
             Some(staged) => {
                 self.overlay.remove(staged.place.parent.id, &staged.place.name);
+                if staged.base.is_none() {
+                    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+                    let now = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
+                    staged.place.parent.born.fetch_max(now, Ordering::AcqRel);
+                }
                 staged.base.is_some()
             }
             None => true,
