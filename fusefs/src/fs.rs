@@ -59,8 +59,8 @@ pub enum Data {
     Cached { keep: bool },
     /// The kernel uses the backing file with this id.
     Passthrough(u32),
-    /// Reads and writes come to us, past the kernel's cache, while others still pass through to the file that was
-    /// there before, which has this id.
+    /// Reads and writes come to us, past the kernel's cache, while others may pass through to the backing file with
+    /// this id.
     Detached(u32),
     /// Reads and writes come to us, past the kernel's cache.
     Direct,
@@ -214,6 +214,10 @@ impl Fs {
     /// Notes what the kernel is about to be told of a node, and returns how long it may believe that.
     pub(crate) fn tell(&self, node: &Node, stat: &Stat) -> Duration {
         node.told.store(stat.ctime.nanos(), Ordering::Release);
+        // A write or an allocation may take set-id bits away, and the kernel asks for size and times alone afterwards.
+        if stat.is_regular() && stat.mode & host::SET_ID != 0 {
+            return Duration::ZERO;
+        }
         if node.is_watched(stat.nlink) { self.lifetimes.watched } else { self.lifetimes.unwatched }
     }
 

@@ -114,6 +114,14 @@ pub fn stat_at(dir: BorrowedFd<'_>, name: &CString) -> FsResult<Stat> {
     Ok(fs::statx(dir, name, flags, MASK)?.into())
 }
 
+/// Set-user-id and set-group-id.
+pub const SET_ID: u32 = 0o6000;
+
+/// Tells whether a file has a set-id bit.
+pub fn has_set_id(fd: BorrowedFd<'_>) -> bool {
+    stat_fd(fd).is_ok_and(|stat| stat.mode & SET_ID != 0)
+}
+
 /// Stats what a descriptor stands for.
 pub fn stat_fd(fd: BorrowedFd<'_>) -> FsResult<Stat> {
     Ok(fs::statx(fd, c"", AtFlags::EMPTY_PATH, MASK)?.into())

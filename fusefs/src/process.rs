@@ -139,6 +139,19 @@ fn thread_group(status: &[u8]) -> Option<u32> {
     std::str::from_utf8(group).ok()?.trim().parse().ok()
 }
 
+/// Returns the supplementary groups of a process; none if it can't be asked.
+pub fn groups(pid: u32) -> Vec<u32> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(dir) = fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    String::from_utf8_lossy(&slurp(&dir, "status"))
+        .lines()
+        .find_map(|line| line.strip_prefix("Groups:"))
+        .map(|groups| groups.split_whitespace().filter_map(|gid| gid.parse().ok()).collect())
+        .unwrap_or_default()
+}
+
 /// Reads a small file below `/proc/PID`, at most 4 KiB of it.
 fn slurp(dir: &OwnedFd, name: &str) -> Vec<u8> {
     let Ok(file) = fs::openat(dir.as_fd(), name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())

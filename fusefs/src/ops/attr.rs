@@ -103,7 +103,7 @@ impl Fs {
             })?;
         }
         if let Some(size) = change.size {
-            step(Op::Truncate, &|| self.truncate(&node, handle, size))?;
+            step(Op::Truncate, &|| self.truncate(caller, &node, handle, size))?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = stamps(change);
@@ -135,6 +135,7 @@ impl Fs {
 
     fn truncate(
         &self,
+        caller: Caller,
         node: &std::sync::Arc<crate::node::Node>,
         handle: Option<u64>,
         size: u64,
@@ -142,11 +143,12 @@ impl Fs {
         if let Some(file) = handle.and_then(|number| self.handles.file(number).ok())
             && file.writable()
         {
-            return Ok(rustix::fs::ftruncate(self.file_fd(&file)?.as_fd(), size)?);
+            let fd = self.file_fd(&file)?;
+            return Ok(self.as_writer(caller, fd.as_fd(), || rustix::fs::ftruncate(&fd, size))?);
         }
         let pin = self.table.pin(node)?;
         let fd = self.self_fd.open_pin(pin.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK)?;
-        Ok(rustix::fs::ftruncate(&fd, size)?)
+        Ok(self.as_writer(caller, fd.as_fd(), || rustix::fs::ftruncate(&fd, size))?)
     }
 
     /// Statistics of the host's file system.

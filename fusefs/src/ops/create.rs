@@ -13,7 +13,7 @@ use stockade_policy::{EntryKind, Publish};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, Opened, allowed, entry_kind};
-use crate::host::{self, Stat};
+use crate::host::{self, SET_ID, Stat};
 use crate::node::{Name, Node};
 use crate::ops::not_staged;
 
@@ -24,8 +24,6 @@ struct Place {
     name: CString,
     path: PathBuf,
 }
-
-const SET_ID: u32 = 0o6000;
 
 impl Fs {
     fn place(&self, parent: u64, name: &OsStr) -> FsResult<Place> {

@@ -64,7 +64,8 @@ impl Fs {
             let rest = [std::io::IoSlice::new(&data[done..])];
             let at = offset + u64::try_from(done).unwrap_or(u64::MAX);
             let how = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
-            match rustix::io::pwritev2(&fd, &rest, at, how) {
+            let write = || rustix::io::pwritev2(&fd, &rest, at, how);
+            match self.as_writer(caller, fd.as_fd(), write) {
                 Ok(0) => break,
                 Ok(length) => done += length,
                 Err(Errno::INTR) => {}
@@ -107,7 +108,9 @@ impl Fs {
             Self::event(self.who(caller), Op::Fallocate, file.path.clone(), Some(file.node.key()));
         let result = self.may_write(&file.node).and_then(|()| {
             let fd = self.file_fd(&file)?;
-            Ok(rustix::fs::fallocate(&fd, FallocateFlags::from_bits_retain(mode), offset, length)?)
+            let mode = FallocateFlags::from_bits_retain(mode);
+            let allocate = || rustix::fs::fallocate(&fd, mode, offset, length);
+            Ok(self.as_writer(caller, fd.as_fd(), allocate)?)
         });
         self.audited(event, result)
     }
@@ -137,13 +140,9 @@ impl Fs {
         event.path2 = Some(to.path.clone());
         let result = self.may_write(&to.node).and_then(|()| {
             let (source, target) = (self.file_fd(&from)?, self.file_fd(&to)?);
-            Ok(rustix::fs::copy_file_range(
-                &source,
-                Some(&mut from_at),
-                &target,
-                Some(&mut to_at),
-                length,
-            )?)
+            let (from_at, to_at) = (Some(&mut from_at), Some(&mut to_at));
+            let copy = || rustix::fs::copy_file_range(&source, from_at, &target, to_at, length);
+            Ok(self.as_writer(caller, target.as_fd(), copy)?)
         });
         if let Ok(copied) = &result {
             let copied = u64::try_from(*copied).unwrap_or(u64::MAX);

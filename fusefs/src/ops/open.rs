@@ -74,7 +74,12 @@ impl Fs {
                 staged
             } else if writes || !self.passthrough.load(Ordering::Relaxed) {
                 let readable = flags.difference(OFlags::ACCMODE) | OFlags::RDWR;
-                Some(Arc::new(self.open_host(&pin, if judged { readable } else { flags })?))
+                let open = || self.open_host(&pin, if judged { readable } else { flags });
+                Some(Arc::new(if flags.contains(OFlags::TRUNC) {
+                    self.as_writer(caller, pin.as_fd(), open)
+                } else {
+                    open()
+                }?))
             } else {
                 None
             };
@@ -140,7 +145,9 @@ impl Fs {
             self.give_back(old);
             Data::Direct
         } else {
-            self.flow(node, flags).unwrap_or_else(|| {
+            // Who writes decides about set-id bits, so such writes come to us.
+            let ours = writable && fd.as_ref().is_some_and(|fd| host::has_set_id(fd.as_fd()));
+            self.flow(node, flags, ours).unwrap_or_else(|| {
                 let mut cached = node.cached.lock();
                 let keep = opened.is_some() && *cached == opened && !flags.contains(OFlags::TRUNC);
                 *cached = opened;
@@ -182,8 +189,9 @@ impl Fs {
     /// Chooses how an open file's data flows when the kernel can pass it through; registers the file at first.
     ///
     /// The kernel opens the backing file with the flags of this open for good, though a program may take `O_APPEND` and
-    /// `O_DIRECT` off again (`F_SETFL`): opens with one of them read and write through us, past the cache.
-    fn flow(&self, node: &Arc<Node>, flags: OFlags) -> Option<Data> {
+    /// `O_DIRECT` off again (`F_SETFL`): opens with one of them read and write through us, past the cache, and so do
+    /// those that are to be `ours`.
+    fn flow(&self, node: &Arc<Node>, flags: OFlags, ours: bool) -> Option<Data> {
         if !self.passthrough.load(Ordering::Relaxed) {
             return None;
         }
@@ -203,7 +211,8 @@ impl Fs {
         match flow.backing {
             Backing::Id(id) => {
                 flow.opens += 1;
-                let by_us = flow.outdated || flags.intersects(OFlags::APPEND | OFlags::DIRECT);
+                let by_us =
+                    ours || flow.outdated || flags.intersects(OFlags::APPEND | OFlags::DIRECT);
                 Some(if by_us { Data::Detached(id) } else { Data::Passthrough(id) })
             }
             Backing::Unknown | Backing::Refused => None,

@@ -193,7 +193,8 @@ impl Fs {
         // Truncating takes set-id bits away, unless root does it (`setattr_should_drop_suidgid`).
         let mut shown = *stat;
         if caller.uid != 0 {
-            let sgid = if stat.mode & 0o010 == 0 { 0 } else { 0o2000 };
+            let stays = stat.mode & 0o010 == 0 && self.keeps_set_gid(caller, stat.gid);
+            let sgid = if stays { 0 } else { 0o2000 };
             shown.mode &= !(0o4000 | sgid);
         }
         copy_attributes(&old, &fd, &shown)?;

@@ -5,6 +5,7 @@
 //! bit may stay (`chmod`, creation), it is taken back for one call.
 
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -12,7 +13,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::fs::{Caller, Fs};
 use crate::owner::Owner;
-use crate::sys;
+use crate::{host, process, sys};
 
 thread_local! {
     static READY: Cell<bool> = const { Cell::new(false) };
@@ -57,6 +58,37 @@ pub fn keeping_set_id<T>(call: impl FnOnce() -> T) -> T {
 }
 
 impl Fs {
+    /// Runs `call`, which changes the content of the file `fd`. Whether a set-id bit survives that depends on who does
+    /// it: root keeps it, and a set-group-id bit without execute permission goes unless the writer is in the group.
+    pub(crate) fn as_writer<T>(
+        &self,
+        caller: Caller,
+        fd: BorrowedFd<'_>,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        if self.owner != Owner::Root {
+            return call();
+        }
+        let Ok(stat) = host::stat_fd(fd) else { return call() };
+        if stat.mode & host::SET_ID == 0 {
+            return call();
+        }
+        let mut writer = caller;
+        if self.keeps_set_gid(caller, stat.gid) {
+            // In the group by a supplementary one, perhaps, and this thread can take on a single group.
+            writer.gid = stat.gid;
+        }
+        self.as_caller(writer, 0, caller.uid == 0, call)
+    }
+
+    /// Tells whether the kernel would let the caller keep a set-group-id bit of a file of this group.
+    pub(crate) fn keeps_set_gid(&self, caller: Caller, gid: u32) -> bool {
+        self.owner != Owner::Root
+            || caller.uid == 0
+            || caller.gid == gid
+            || process::groups(caller.pid).contains(&gid)
+    }
+
     /// Runs `call` so that what it creates belongs to the caller and has the caller's umask.
     pub(crate) fn as_caller<T>(
         &self,

@@ -59,8 +59,16 @@ impl Fs {
             let link = host::magic_link(pin.as_fd());
             let flags = XattrFlags::from_bits_retain(flags);
             let set = || rustix::fs::setxattr(&link, name, value, flags);
-            // An ACL changes the mode, too, and the kernel decided that set-id bits may stay.
-            Ok(if is_acl(name) { super::thread::keeping_set_id(set) } else { set() }?)
+            if !is_acl(name) {
+                return Ok(set()?);
+            }
+            // An ACL changes the mode, too: the set-group-id bit stays for those in the group alone.
+            let gid = host::stat_fd(pin.as_fd())?.gid;
+            Ok(if self.keeps_set_gid(caller, gid) {
+                super::thread::keeping_set_id(set)
+            } else {
+                self.as_caller(caller, 0, false, set)
+            }?)
         });
         self.audited(event, result)
     }

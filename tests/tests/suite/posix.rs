@@ -29,18 +29,6 @@ const EXCEPTIONS: &[Exception] = &[
         reason: "as above",
     },
     Exception {
-        section: "permissions",
-        line: "written ",
-        who: &[Identity::Root],
-        reason: "root keeps set-id bits over its own writes; the server writes without CAP_FSETID, so they are always cleared",
-    },
-    Exception {
-        section: "permissions",
-        line: "truncated ",
-        who: &[Identity::Root],
-        reason: "as above",
-    },
-    Exception {
         section: "limits",
         line: "epoll of a file",
         who: &[Identity::Root, Identity::User],
