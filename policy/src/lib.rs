@@ -7,6 +7,7 @@
 
 pub mod config;
 mod decision;
+mod entry;
 mod escalation;
 mod mode;
 mod pattern;
@@ -20,6 +21,7 @@ mod zone;
 
 pub use config::{Config, ConfigError};
 pub use decision::{Denial, Refusal, Rule};
+pub use entry::EntryKind;
 pub use escalation::{
     ApprovalAnswer, ApprovalOutcome, ApprovalPolicy, ApprovalRequest, Escalation, EscalationError,
     OutcomeKind, Permit, RefusedBefore, Resolution, Verdict,
@@ -34,4 +36,4 @@ pub use session::{
     ActiveRun, OtherEvent, OtherEventError, ReplayError, SessionError, SessionEvent, SessionState,
 };
 pub use why::{Access, Answer, Explanation, Remedy, explain, help_for};
-pub use zone::{EntryKind, Rules, Zone};
+pub use zone::{Rules, Zone};
