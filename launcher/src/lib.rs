@@ -17,6 +17,7 @@ pub mod restrict;
 pub mod result;
 pub mod spec;
 pub mod state;
+mod supervise;
 pub mod sys;
 
 pub use error::{Code, Failure};
