@@ -4,83 +4,31 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use rustix::fs::OFlags;
 
 use crate::error::FsResult;
-use crate::fs::{Caller, Data, Entry, Fs, Opened};
+use crate::fs::Fs;
 use crate::handle::Handle;
-use crate::host::{Stamp, Stat};
-use crate::node::{Node, ROOT};
-use crate::ops::{Change, When, thread, xattr_fits};
+use crate::host::Stat;
+use crate::ops::{Change, thread};
 
-/// The largest write and read that one request carries.
-const LARGEST: u32 = 1024 * 1024;
+mod convert;
+mod reply;
+mod session;
 
-/// A session that has answered INIT.
-pub struct Connection(Session<Adapter>);
+pub use session::{Connection, Notifier};
 
-impl Connection {
-    /// Answers INIT on a mounted `/dev/fuse` descriptor.
-    pub fn open(
-        fs: Arc<Fs>,
-        device: OwnedFd,
-        threads: usize,
-        clone: bool,
-        stack_depth: u32,
-    ) -> io::Result<Self> {
-        let mut config = Config::default();
-        config.n_threads = Some(threads.max(1));
-        config.clone_fd = clone && threads > 1;
-        // The kernel has decided who may come in (`allow_other` or not); there is nothing left to filter.
-        let session =
-            Session::from_fd(Adapter { fs, stack_depth }, device, SessionACL::All, config)?;
-        Ok(Self(session))
-    }
-
-    /// Returns what tells the kernel about changes.
-    pub fn notifier(&self) -> Notifier {
-        Notifier(self.0.notifier())
-    }
-
-    /// Serves until the mount is gone.
-    pub fn run(self) -> io::Result<()> {
-        self.0.run()
-    }
-}
-
-/// Tells the kernel that something it was told may not be so any more. What it doesn't know it ignores.
-pub struct Notifier(fuser::Notifier);
-
-impl Notifier {
-    /// A name may lead elsewhere now, or nowhere.
-    pub fn entry(&self, parent: u64, name: &OsStr) {
-        if let Err(error) = self.0.inval_entry(INodeNo(parent), name) {
-            tracing::debug!(%error, "the kernel didn't take a notification");
-        }
-    }
-
-    /// A node's attributes, and its data if `data`, may be others now.
-    pub fn inode(&self, id: u64, data: bool) {
-        let (offset, length) = if data { (0, 0) } else { (-1, 0) };
-        if let Err(error) = self.0.inval_inode(INodeNo(id), offset, length) {
-            tracing::debug!(%error, "the kernel didn't take a notification");
-        }
-    }
-}
+use convert::{caller, file_attr, file_type, flags, generation, when};
 
 struct Adapter {
     fs: Arc<Fs>,
@@ -99,184 +47,11 @@ impl Adapter {
             }
         }
     }
-
-    fn reply_entry(reply: ReplyEntry, result: Result<Entry<'_>, Errno>) {
-        match result {
-            Ok(entry) => {
-                let attr = file_attr(entry.pending.node.id, &entry.stat);
-                reply.entry_with_ttls(
-                    &entry.attr_life,
-                    &entry.name_life,
-                    &attr,
-                    generation(&entry.pending.node),
-                );
-                entry.pending.sent();
-            }
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
-        match result {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn reply_attr(reply: ReplyAttr, ino: INodeNo, result: Result<(Stat, Duration), Errno>) {
-        match result {
-            // The root's number in the protocol is 1; what it shows is the host's.
-            Ok((stat, life)) => {
-                let shown = if ino.0 == ROOT { stat.ino } else { ino.0 };
-                reply.attr(&life, &file_attr(shown, &stat));
-            }
-            Err(errno) => reply.error(errno),
-        }
-    }
-}
-
-fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
-}
-
-fn generation(node: &Node) -> Generation {
-    Generation(node.generation)
-}
-
-fn system_time(stamp: Stamp) -> SystemTime {
-    let nanos = Duration::from_nanos(stamp.nsec.into());
-    match u64::try_from(stamp.sec) {
-        Ok(seconds) => UNIX_EPOCH + Duration::from_secs(seconds) + nanos,
-        Err(_) => UNIX_EPOCH - Duration::from_secs(stamp.sec.unsigned_abs()) + nanos,
-    }
-}
-
-/// Undoes fuser's reading of a time. It takes `sec` seconds and `nsec` nanoseconds before 1970 both as a distance
-/// backwards, though the kernel counts nanoseconds forwards; the pair itself is recovered unharmed.
-fn when(time: TimeOrNow) -> When {
-    match time {
-        TimeOrNow::Now => When::Now,
-        TimeOrNow::SpecificTime(time) => When::At(match time.duration_since(UNIX_EPOCH) {
-            Ok(after) => Stamp {
-                sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-                nsec: after.subsec_nanos(),
-            },
-            Err(before) => {
-                let before = before.duration();
-                let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |seconds| -seconds);
-                Stamp { sec, nsec: before.subsec_nanos() }
-            }
-        }),
-    }
-}
-
-fn file_type(kind: rustix::fs::FileType) -> FileType {
-    use rustix::fs::FileType as Host;
-    match kind {
-        Host::Directory => FileType::Directory,
-        Host::Symlink => FileType::Symlink,
-        Host::Fifo => FileType::NamedPipe,
-        Host::Socket => FileType::Socket,
-        Host::CharacterDevice => FileType::CharDevice,
-        Host::BlockDevice => FileType::BlockDevice,
-        Host::RegularFile | Host::Unknown => FileType::RegularFile,
-    }
-}
-
-fn file_attr(ino: u64, stat: &Stat) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(ino),
-        size: stat.size,
-        blocks: stat.blocks,
-        atime: system_time(stat.atime),
-        mtime: system_time(stat.mtime),
-        ctime: system_time(stat.ctime),
-        crtime: UNIX_EPOCH,
-        kind: file_type(stat.file_type()),
-        perm: u16::try_from(stat.mode & 0o7777).unwrap_or_default(),
-        nlink: stat.nlink,
-        uid: stat.uid,
-        gid: stat.gid,
-        rdev: stat.rdev,
-        blksize: stat.blksize,
-        flags: 0,
-    }
-}
-
-/// Spares the round trip of a `close(2)` that nobody needs to hear of.
-fn quiet(opened: Opened) -> FopenFlags {
-    if opened.flush { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH }
-}
-
-fn flags(raw: i32) -> OFlags {
-    OFlags::from_bits_retain(raw.cast_unsigned())
-}
-
-/// Lends a registered backing file to a reply.
-#[expect(unsafe_code, reason = "fuser marks taking an id over as unsafe; this is its only use")]
-fn lend(reply: &impl Lender, id: u32) -> fuser::BackingId {
-    // SAFETY: `id` was registered on this connection and stays registered as long as its node lives, which outlasts the
-    // reply; the caller turns the value back into the raw id, so it isn't closed here.
-    unsafe { reply.wrap(id) }
-}
-
-trait Lender {
-    /// # Safety
-    /// As for `wrap_backing`: the id is open, of this session, and not closed while the result lives.
-    #[expect(unsafe_code, reason = "passes fuser's own condition on")]
-    unsafe fn wrap(&self, id: u32) -> fuser::BackingId;
-}
-
-impl Lender for ReplyOpen {
-    #[expect(unsafe_code, reason = "passes fuser's own condition on")]
-    unsafe fn wrap(&self, id: u32) -> fuser::BackingId {
-        // SAFETY: the caller's promise is the callee's condition.
-        unsafe { self.wrap_backing(id) }
-    }
-}
-
-impl Lender for ReplyCreate {
-    #[expect(unsafe_code, reason = "passes fuser's own condition on")]
-    unsafe fn wrap(&self, id: u32) -> fuser::BackingId {
-        // SAFETY: the caller's promise is the callee's condition.
-        unsafe { self.wrap_backing(id) }
-    }
 }
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let wanted = [
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_DONT_MASK,
-            InitFlags::FUSE_AUTO_INVAL_DATA,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_POSIX_ACL,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ];
-        for flag in wanted {
-            if config.add_capabilities(flag).is_err() {
-                tracing::debug!(?flag, "the kernel lacks a capability");
-            }
-        }
-        config
-            .set_max_write(LARGEST)
-            .map_err(|nearest| io::Error::other(format!("max_write: {nearest}")))?;
-        if let Err(nearest) = config.set_max_readahead(LARGEST) {
-            config.set_max_readahead(nearest).map_err(|_| io::Error::other("max_readahead"))?;
-        }
-        config
-            .set_max_background(64)
-            .map_err(|nearest| io::Error::other(format!("max_background: {nearest}")))?;
-        let passthrough = self.fs.passthrough.load(Ordering::Relaxed)
-            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
-            && config.set_max_stack_depth(self.stack_depth).is_ok();
-        self.fs.passthrough.store(passthrough, Ordering::Relaxed);
-        Ok(())
+        session::negotiate(&self.fs, config, self.stack_depth)
     }
 
     fn destroy(&mut self) {
@@ -290,7 +65,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match self.ask(|fs| fs.lookup(parent.0, name)) {
-            Ok(Ok(entry)) => Self::reply_entry(reply, Ok(entry)),
+            Ok(Ok(entry)) => reply::entry(reply, Ok(entry)),
             Ok(Err(life)) => {
                 // Number 0 with a lifetime: the kernel may believe that the name is absent.
                 let nothing = file_attr(0, &Stat { mode: libc::S_IFREG, ..Stat::default() });
@@ -317,7 +92,7 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let result = self.ask(|fs| fs.getattr(ino.0, handle.map(|handle| handle.0)));
-        Self::reply_attr(reply, ino, result);
+        reply::attr(reply, ino, result);
     }
 
     fn setattr(
@@ -342,7 +117,7 @@ impl Filesystem for Adapter {
             Change { mode, uid, gid, size, atime: atime.map(when), mtime: mtime.map(when) };
         let result = self
             .ask(|fs| fs.setattr(caller(request), ino.0, handle.map(|handle| handle.0), change));
-        Self::reply_attr(reply, ino, result);
+        reply::attr(reply, ino, result);
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -362,7 +137,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        Self::reply_entry(
+        reply::entry(
             reply,
             self.ask(|fs| fs.mknod(caller(request), parent.0, name, mode, umask, rdev)),
         );
@@ -377,18 +152,15 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        Self::reply_entry(
-            reply,
-            self.ask(|fs| fs.mkdir(caller(request), parent.0, name, mode, umask)),
-        );
+        reply::entry(reply, self.ask(|fs| fs.mkdir(caller(request), parent.0, name, mode, umask)));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        Self::reply_empty(reply, self.ask(|fs| fs.unlink(caller(request), parent.0, name)));
+        reply::empty(reply, self.ask(|fs| fs.unlink(caller(request), parent.0, name)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        Self::reply_empty(reply, self.ask(|fs| fs.rmdir(caller(request), parent.0, name)));
+        reply::empty(reply, self.ask(|fs| fs.rmdir(caller(request), parent.0, name)));
     }
 
     fn symlink(
@@ -399,10 +171,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        Self::reply_entry(
-            reply,
-            self.ask(|fs| fs.symlink(caller(request), parent.0, name, target)),
-        );
+        reply::entry(reply, self.ask(|fs| fs.symlink(caller(request), parent.0, name, target)));
     }
 
     fn rename(
@@ -418,7 +187,7 @@ impl Filesystem for Adapter {
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
         let result = self
             .ask(|fs| fs.rename(caller(request), (parent.0, name), (newparent.0, newname), flags));
-        Self::reply_empty(reply, result);
+        reply::empty(reply, result);
     }
 
     fn link(
@@ -429,36 +198,12 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        Self::reply_entry(
-            reply,
-            self.ask(|fs| fs.link(caller(request), ino.0, newparent.0, newname)),
-        );
+        reply::entry(reply, self.ask(|fs| fs.link(caller(request), ino.0, newparent.0, newname)));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, raw: OpenFlags, reply: ReplyOpen) {
         match self.ask(|fs| fs.open(caller(request), ino.0, raw.0.cast_unsigned())) {
-            Ok(opened) => match opened.data {
-                Data::Passthrough(id) => {
-                    let backing = lend(&reply, id);
-                    reply.opened_passthrough(FileHandle(opened.handle), quiet(opened), &backing);
-                    let _: u32 = backing.into_raw();
-                }
-                Data::Detached(id) => {
-                    let backing = lend(&reply, id);
-                    let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
-                    reply.opened_passthrough(FileHandle(opened.handle), how, &backing);
-                    let _: u32 = backing.into_raw();
-                }
-                Data::Direct => {
-                    let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
-                    reply.opened(FileHandle(opened.handle), how);
-                }
-                Data::Cached { keep } => {
-                    let mut how = quiet(opened);
-                    how.set(FopenFlags::FOPEN_KEEP_CACHE, keep);
-                    reply.opened(FileHandle(opened.handle), how);
-                }
-            },
+            Ok(opened) => reply::opened(reply, opened),
             Err(errno) => reply.error(errno),
         }
     }
@@ -474,29 +219,7 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         match self.ask(|fs| fs.create(caller(request), parent.0, name, mode, umask, flags(raw))) {
-            Ok((entry, opened)) => {
-                let attr = file_attr(entry.pending.node.id, &entry.stat);
-                let life = entry.attr_life.min(entry.name_life);
-                let generation = generation(&entry.pending.node);
-                let handle = FileHandle(opened.handle);
-                match opened.data {
-                    Data::Passthrough(id) => {
-                        let backing = lend(&reply, id);
-                        let how = quiet(opened);
-                        reply.created_passthrough(&life, &attr, generation, handle, how, &backing);
-                        let _: u32 = backing.into_raw();
-                    }
-                    Data::Cached { .. } => {
-                        reply.created(&life, &attr, generation, handle, quiet(opened));
-                    }
-                    // A fresh node has no earlier file to be detached from.
-                    Data::Direct | Data::Detached(_) => {
-                        let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
-                        reply.created(&life, &attr, generation, handle, how);
-                    }
-                }
-                entry.pending.sent();
-            }
+            Ok((entry, opened)) => reply::created(reply, entry, opened),
             Err(errno) => reply.error(errno),
         }
     }
@@ -545,7 +268,7 @@ impl Filesystem for Adapter {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        Self::reply_empty(reply, self.ask(|fs| fs.flush(caller(request), handle.0)));
+        reply::empty(reply, self.ask(|fs| fs.flush(caller(request), handle.0)));
     }
 
     fn release(
@@ -562,7 +285,7 @@ impl Filesystem for Adapter {
             fs.release(handle.0);
             Ok(())
         });
-        Self::reply_empty(reply, result);
+        reply::empty(reply, result);
     }
 
     fn fsync(
@@ -573,7 +296,7 @@ impl Filesystem for Adapter {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        Self::reply_empty(reply, self.ask(|fs| fs.fsync(handle.0, data_only)));
+        reply::empty(reply, self.ask(|fs| fs.fsync(handle.0, data_only)));
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -656,7 +379,7 @@ impl Filesystem for Adapter {
             fs.releasedir(handle.0);
             Ok(())
         });
-        Self::reply_empty(reply, result);
+        reply::empty(reply, result);
     }
 
     fn fsyncdir(
@@ -667,24 +390,12 @@ impl Filesystem for Adapter {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        Self::reply_empty(reply, self.ask(|fs| fs.fsyncdir(handle.0, data_only)));
+        reply::empty(reply, self.ask(|fs| fs.fsyncdir(handle.0, data_only)));
     }
 
     fn statfs(&self, _request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         match self.ask(|fs| fs.statfs(ino.0)) {
-            Ok(s) => {
-                let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-                reply.statfs(
-                    s.f_blocks,
-                    s.f_bfree,
-                    s.f_bavail,
-                    s.f_files,
-                    s.f_ffree,
-                    small(s.f_bsize),
-                    small(s.f_namemax),
-                    small(s.f_frsize),
-                );
-            }
+            Ok(statistics) => reply::statistics(reply, &statistics),
             Err(errno) => reply.error(errno),
         }
     }
@@ -701,7 +412,7 @@ impl Filesystem for Adapter {
     ) {
         let result =
             self.ask(|fs| fs.setxattr(caller(request), ino.0, name, value, flags.cast_unsigned()));
-        Self::reply_empty(reply, result);
+        reply::empty(reply, result);
     }
 
     fn getxattr(
@@ -712,15 +423,15 @@ impl Filesystem for Adapter {
         size: u32,
         reply: ReplyXattr,
     ) {
-        reply_value(reply, self.ask(|fs| fs.getxattr(ino.0, name)), size);
+        reply::value(reply, self.ask(|fs| fs.getxattr(ino.0, name)), size);
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        reply_value(reply, self.ask(|fs| fs.listxattr(ino.0)), size);
+        reply::value(reply, self.ask(|fs| fs.listxattr(ino.0)), size);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        Self::reply_empty(reply, self.ask(|fs| fs.removexattr(caller(request), ino.0, name)));
+        reply::empty(reply, self.ask(|fs| fs.removexattr(caller(request), ino.0, name)));
     }
 
     fn fallocate(
@@ -736,7 +447,7 @@ impl Filesystem for Adapter {
         let result = self.ask(|fs| {
             fs.fallocate(caller(request), handle.0, mode.cast_unsigned(), offset, length)
         });
-        Self::reply_empty(reply, result);
+        reply::empty(reply, result);
     }
 
     fn lseek(
@@ -781,36 +492,5 @@ impl Filesystem for Adapter {
             Ok(copied) => reply.written(u32::try_from(copied).unwrap_or_default()),
             Err(errno) => reply.error(errno),
         }
-    }
-}
-
-fn reply_value(reply: ReplyXattr, value: Result<Vec<u8>, Errno>, size: u32) {
-    match value {
-        Ok(value) => match xattr_fits(&value, size) {
-            Ok(None) => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
-            Ok(Some(value)) => reply.data(value),
-            Err(error) => reply.error(Errno::from_i32(error.errno().raw_os_error())),
-        },
-        Err(errno) => reply.error(errno),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_before_1970_survive_both_ways() {
-        // What fuser makes of (-1 s, 500,000,000 ns), which is half a second before the epoch.
-        let read = UNIX_EPOCH - Duration::new(1, 500_000_000);
-        assert_eq!(
-            when(TimeOrNow::SpecificTime(read)),
-            When::At(Stamp { sec: -1, nsec: 500_000_000 })
-        );
-        assert_eq!(
-            system_time(Stamp { sec: -1, nsec: 500_000_000 }),
-            UNIX_EPOCH - Duration::from_millis(500)
-        );
-        assert_eq!(system_time(Stamp { sec: 5, nsec: 7 }), UNIX_EPOCH + Duration::new(5, 7));
     }
 }
