@@ -21,6 +21,7 @@ mod sessions;
 mod store;
 mod summary;
 mod tally;
+mod template;
 mod touch;
 mod tree;
 mod verify;

@@ -12,6 +12,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::error::{Error, Result};
 use crate::event::{Op, SessionId};
+use crate::template;
 
 /// The format that this version writes: major × 100 + minor. A minor version adds tables, views and indices, never a
 /// column of a table that the chain covers.
@@ -19,6 +20,9 @@ pub const FORMAT: i32 = 100;
 
 /// `Stoc`: tells a log from any other SQLite database.
 const APPLICATION_ID: i32 = 0x5374_6f63;
+
+/// The tables of [`FORMAT`].
+pub(crate) const SCHEMA: &str = include_str!("schema.sql");
 
 /// The database's name in a session's directory.
 pub const FILE_NAME: &str = "log.db";
@@ -38,15 +42,23 @@ impl Store {
     pub fn create_or_open(dir: &Path) -> Result<Self> {
         make_private_dir(dir)?;
         let file = dir.join(FILE_NAME);
+        if !file.exists() {
+            // Without a template it takes longer, that's all.
+            drop(template::copy(dir, &file));
+        }
+        Self::open_or_create_file(dir, &file)
+    }
+
+    pub(crate) fn open_or_create_file(dir: &Path, file: &Path) -> Result<Self> {
         // SQLite gives the write-ahead log and the shared memory the mode of the database.
         OpenOptions::new()
             .create(true)
             .append(true)
             .mode(0o600)
-            .open(&file)
-            .map_err(Error::io("create", &file))?;
+            .open(file)
+            .map_err(Error::io("create", file))?;
         let conn = Connection::open_with_flags(
-            &file,
+            file,
             OpenFlags::SQLITE_OPEN_READ_WRITE
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX
                 | OpenFlags::SQLITE_OPEN_NOFOLLOW,
@@ -189,7 +201,7 @@ impl Store {
         if made.is_some() {
             return Ok(());
         }
-        tx.execute_batch(include_str!("schema.sql"))?;
+        tx.execute_batch(SCHEMA)?;
         for op in Op::ALL {
             tx.execute("INSERT INTO op VALUES (?1, ?2)", (op_code(op), op.as_str()))?;
         }
