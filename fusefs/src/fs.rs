@@ -19,6 +19,7 @@ use crate::error::{FsError, FsResult};
 use crate::handle::Handles;
 use crate::host::{self, SelfFd, Stat};
 use crate::journal::Journal;
+use crate::moves::Moves;
 use crate::node::{Node, PendingLookup, Table};
 use crate::ops::{DeniedInodes, Overlay, not_staged};
 use crate::owner::Owner;
@@ -88,6 +89,7 @@ pub struct Fs {
     /// Device number of our own mount, or 0 while it isn't known: never entered (`DESIGN` 5).
     pub(crate) own_device: AtomicU64,
     pub(crate) watches: Watches,
+    pub(crate) moves: Moves,
     pub(crate) mode: Mode,
     pub(crate) publish: Publish,
     pub(crate) guard: Guard,
@@ -124,6 +126,7 @@ impl Fs {
         let stat = host::stat_fd(parts.source.as_fd())?;
         let key = host::key_of(parts.source.as_fd(), &stat);
         let watches = Watches::new(&parts.source, stat.dev);
+        let moves = Moves::new(stat.dev, watches.are_local());
         Ok(Self {
             table: Table::new(parts.source, &stat, key, parts.pins),
             handles: Handles::default(),
@@ -136,6 +139,7 @@ impl Fs {
             process_ids: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             own_device: AtomicU64::new(0),
             watches,
+            moves,
             mode: parts.policy.mode,
             publish: parts.policy.publish,
             guard: parts.policy.guard,
@@ -180,12 +184,17 @@ impl Fs {
         stat: Stat,
     ) -> FsResult<Entry<'_>> {
         use std::os::unix::ffi::OsStrExt;
-        if stat.dev == self.own_device.load(Ordering::Relaxed) && stat.dev != 0 {
+        if self.is_own_mount(&stat) {
             return Err(rustix::io::Errno::LOOP.into());
         }
         let pending = self.table.lookup(&stat, || host::generation(dir, name));
         pending.node.add_name(parent, OsStr::from_bytes(name.as_bytes()));
         Ok(self.answer(parent, pending, stat))
+    }
+
+    /// Tells whether a host file is one of ours, seen through our own mount.
+    pub(crate) fn is_own_mount(&self, stat: &Stat) -> bool {
+        stat.dev == self.own_device.load(Ordering::Relaxed) && stat.dev != 0
     }
 
     /// Answers for a name that is staged.

@@ -1,8 +1,9 @@
 //! The host's side: what is asked of the file system below, by descriptor and single component only (`I1`).
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -164,6 +165,12 @@ impl SelfFd {
     /// Makes a pin of what an open file stands for.
     pub fn open_path(&self, fd: BorrowedFd<'_>) -> FsResult<OwnedFd> {
         Ok(fs::openat(&self.0, number(fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Returns the path at which the kernel has a pinned file now; a removed file's is no path that leads anywhere.
+    pub fn where_is(&self, pin: BorrowedFd<'_>) -> FsResult<PathBuf> {
+        let path = fs::readlinkat(&self.0, number(pin), Vec::with_capacity(256))?;
+        Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
     }
 
     /// `chmod(2)` by pin.

@@ -19,6 +19,7 @@ mod fs;
 mod handle;
 mod host;
 mod journal;
+mod moves;
 mod node;
 mod ops;
 mod owner;

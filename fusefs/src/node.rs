@@ -77,6 +77,10 @@ pub struct Node {
     pub told: AtomicI64,
     /// The watch on a directory, [`WATCH_UNKNOWN`] or [`WATCH_FAILED`].
     pub watch: AtomicI32,
+    /// The watch on moves of a directory, likewise; see `moves.rs`.
+    pub moves: AtomicI32,
+    /// The number of moves at which the directory was found below the source; see `ops/inside.rs`.
+    pub inside: AtomicU64,
 }
 
 /// Nobody has tried to watch the directory yet.
@@ -265,6 +269,8 @@ impl Node {
             born: AtomicI64::new(0),
             told: AtomicI64::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),
+            moves: AtomicI32::new(WATCH_UNKNOWN),
+            inside: AtomicU64::new(0),
         }
     }
 }

@@ -81,6 +81,11 @@ impl Watches {
         }
     }
 
+    /// Tells whether all changes below the source go through this kernel.
+    pub fn are_local(&self) -> bool {
+        self.local
+    }
+
     /// Watches a directory if it isn't watched yet, and says whether it is.
     pub fn ensure(&self, node: &Arc<Node>, pin: &OwnedFd) -> bool {
         let at = node.watch.load(Ordering::Acquire);

@@ -78,10 +78,9 @@ impl Fs {
         change: Change,
     ) -> FsResult<(Stat, Duration)> {
         let node = self.node(id)?;
-        let pin = self.table.pin(&node)?;
+        let (_, before) = self.inside_stat(&node)?;
         let path = self.path(&node);
         let who = self.who(caller);
-        let before = host::stat_fd(pin.as_fd())?;
         let allowed = self.may_change(&node, &path, &change);
         let allowed = allowed.and_then(|()| self.make_sole(&node, &before, &who));
         // By now the node may stand for a fresh inode.

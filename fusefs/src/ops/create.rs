@@ -28,7 +28,7 @@ struct Place {
 impl Fs {
     fn place(&self, parent: u64, name: &OsStr) -> FsResult<Place> {
         let parent = self.node(parent)?;
-        let dir = self.table.pin(&parent)?;
+        let dir = self.inside(&parent)?;
         self.watches.ensure(&parent, &dir);
         let path = self.path_at(&parent, name);
         Ok(Place { dir, name: host::component(name)?, path, parent })
@@ -132,6 +132,7 @@ impl Fs {
     /// Gives a node another name.
     pub fn link(&self, caller: Caller, id: u64, parent: u64, name: &OsStr) -> FsResult<Entry<'_>> {
         let node = self.node(id)?;
+        self.inside(&node)?;
         let old = self.path(&node);
         let place = self.place(parent, name)?;
         let mut event = Self::event(self.who(caller), Op::Link, old.clone(), Some(node.key()));

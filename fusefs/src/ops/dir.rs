@@ -30,10 +30,11 @@ const CHUNK: usize = 32 * 1024;
 impl Fs {
     pub fn opendir(&self, caller: Caller, id: u64) -> FsResult<u64> {
         let node = self.node(id)?;
+        let pin = self.inside(&node);
         let path = self.path(&node);
         let who = self.who(caller);
         let opened = self.may_read(&node).and_then(|()| {
-            let pin = self.table.pin(&node)?;
+            let pin = pin?;
             self.watches.ensure(&node, &pin);
             self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)
         });

@@ -136,7 +136,7 @@ impl Fs {
     pub(crate) fn freshen(&self, node: &Arc<Node>) -> FsResult<Stat> {
         let name = node.name().ok_or(FsError::Stale)?;
         let component = host::component(&name.name)?;
-        let dir = self.table.pin(&name.parent)?;
+        let dir = self.inside(&name.parent)?;
         let pin = self.table.pin(node)?;
         let stat = host::stat_fd(pin.as_fd())?;
         let old = self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK)?;

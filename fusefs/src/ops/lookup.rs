@@ -21,7 +21,7 @@ impl Fs {
             return self.staged_entry(&parent, &node).map(Ok);
         }
         let name = host::component(name)?;
-        let dir = self.table.pin(&parent)?;
+        let dir = self.inside(&parent)?;
         let watched = self.watches.ensure(&parent, &dir);
         match host::stat_at(dir.as_fd(), &name) {
             Ok(stat) => self.entry(&parent, dir.as_fd(), &name, stat).map(Ok),
@@ -34,6 +34,7 @@ impl Fs {
     pub fn forget(&self, id: u64, count: u64) {
         let Some(node) = self.table.forget(id, count) else { return };
         self.watches.forget(&node);
+        self.moves.forget(&node);
         let flow = std::mem::take(&mut *node.flow.lock());
         self.give_back(flow.backing);
     }
@@ -41,8 +42,8 @@ impl Fs {
     /// Reads a symbolic link.
     pub fn readlink(&self, id: u64) -> FsResult<Vec<u8>> {
         let node = self.node(id)?;
+        let pin = self.inside(&node)?;
         self.may_read(&node)?;
-        let pin = self.table.pin(&node)?;
         Ok(rustix::fs::readlinkat(&*pin, c"", Vec::with_capacity(256))?.into_bytes())
     }
 }

@@ -4,6 +4,7 @@ mod attr;
 mod create;
 mod dir;
 mod fresh;
+mod inside;
 mod io;
 mod judge;
 mod lookup;

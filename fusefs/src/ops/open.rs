@@ -30,8 +30,6 @@ impl Fs {
         let node = self.node(id)?;
         let flags = OFlags::from_bits_retain(raw_flags & !EXEC);
         let exec = raw_flags & EXEC != 0;
-        let path = self.path(&node);
-        let who = self.who(caller);
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let op = if exec {
             Op::Exec
@@ -42,16 +40,19 @@ impl Fs {
         };
         // Nobody may start writing to a file that is being judged; see `ops/judge.rs`.
         let gate = writes.then(|| node.gate.lock());
+        let inside = self.inside_stat(&node);
+        let path = self.path(&node);
+        let who = self.who(caller);
         // A `.git` file may be written again, as git does, if each write passes.
         let judged = writes && self.may_rewrite_judged(&node, &path);
         let result = (|| {
+            let (_, before) = inside?;
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read(&node)?;
             }
             if writes && !judged {
                 self.may_write(&node)?;
             }
-            let before = host::stat_fd(self.table.pin(&node)?.as_fd())?;
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read_shared(&node, &before)?;
             }

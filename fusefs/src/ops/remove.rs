@@ -32,7 +32,7 @@ impl Fs {
     ) -> FsResult<()> {
         let parent = self.node(parent)?;
         let component = host::component(name)?;
-        let dir = self.table.pin(&parent)?;
+        let dir = self.inside(&parent)?;
         let path = self.path_at(&parent, name);
         let mut event = Self::event(self.who(caller), op, path.clone(), None);
         let mut victim = None;

@@ -40,7 +40,7 @@ impl End<'_> {
 impl Fs {
     fn end<'a>(&self, parent: u64, name: &'a OsStr) -> FsResult<End<'a>> {
         let parent = self.node(parent)?;
-        let dir = self.table.pin(&parent)?;
+        let dir = self.inside(&parent)?;
         let path = self.path_at(&parent, name);
         Ok(End { component: host::component(name)?, parent, dir, name, path, there: None })
     }

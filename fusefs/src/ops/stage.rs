@@ -182,7 +182,7 @@ impl Fs {
     ) -> FsResult<(Staged, Arc<OwnedFd>)> {
         let place = node.name().ok_or(FsError::Stale)?;
         let component = host::component(&place.name)?;
-        let dir = self.table.pin(&place.parent)?;
+        let dir = self.inside(&place.parent)?;
         let found = host::stat_at(dir.as_fd(), &component)?;
         if (found.dev, found.ino) != (stat.dev, stat.ino) {
             return Err(FsError::Stale);
@@ -284,7 +284,7 @@ impl Fs {
     pub(crate) fn publish(&self, node: &Arc<Node>) -> FsResult<()> {
         let mut slot = node.staged.lock();
         let Some(staged) = slot.as_ref() else { return Ok(()) };
-        let dir = self.table.pin(&staged.place.parent)?;
+        let dir = self.inside(&staged.place.parent)?;
         let name = host::component(&staged.place.name)?;
         let after = host::stat_fd(staged.fd.as_fd())?;
         let path = self.path_at(&staged.place.parent, &staged.place.name);

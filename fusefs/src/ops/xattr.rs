@@ -12,7 +12,7 @@ use stockade_observe::{Op, Process};
 
 use crate::error::FsResult;
 use crate::fs::{Caller, Fs};
-use crate::host;
+use crate::host::{self, Stat};
 use crate::node::Node;
 use crate::owner::Owner;
 
@@ -52,10 +52,11 @@ impl Fs {
         flags: u32,
     ) -> FsResult<()> {
         let node = self.node(id)?;
+        let held = self.inside_stat(&node);
         let who = self.who(caller);
         let event = Self::event(who.clone(), Op::Setxattr, self.path(&node), Some(node.key()));
         let result = self.may_write(&node).and_then(|()| {
-            let pin = self.sole_pin(&node, &who)?;
+            let pin = self.sole_pin(&node, held?, &who)?;
             let link = host::magic_link(pin.as_fd());
             let flags = XattrFlags::from_bits_retain(flags);
             let set = || rustix::fs::setxattr(&link, name, value, flags);
@@ -75,10 +76,11 @@ impl Fs {
 
     pub fn removexattr(&self, caller: Caller, id: u64, name: &OsStr) -> FsResult<()> {
         let node = self.node(id)?;
+        let held = self.inside_stat(&node);
         let who = self.who(caller);
         let event = Self::event(who.clone(), Op::Removexattr, self.path(&node), Some(node.key()));
         let result = self.may_write(&node).and_then(|()| {
-            let pin = self.sole_pin(&node, &who)?;
+            let pin = self.sole_pin(&node, held?, &who)?;
             Ok(rustix::fs::removexattr(host::magic_link(pin.as_fd()), name)?)
         });
         self.audited(event, result)
@@ -87,12 +89,16 @@ impl Fs {
 
 impl Fs {
     /// Returns the pin of a node whose change reaches no name that we don't know.
-    fn sole_pin(&self, node: &Arc<Node>, who: &Arc<Process>) -> FsResult<Arc<OwnedFd>> {
-        let pin = self.table.pin(node)?;
+    fn sole_pin(
+        &self,
+        node: &Arc<Node>,
+        (pin, stat): (Arc<OwnedFd>, Stat),
+        who: &Arc<Process>,
+    ) -> FsResult<Arc<OwnedFd>> {
         if node.kind != FileType::RegularFile {
             return Ok(pin);
         }
-        self.make_sole(node, &host::stat_fd(pin.as_fd())?, who)?;
+        self.make_sole(node, &stat, who)?;
         self.table.pin(node)
     }
 }

@@ -11,6 +11,7 @@ mod hardlinks;
 mod harness;
 mod leftovers;
 mod log;
+mod moved;
 mod posix;
 mod program;
 mod protect;

@@ -9,6 +9,8 @@ use stockade_tests::World;
 pub const REFUSED: &str = include_str!("../../programs/refused.py");
 /// Every way around a path check.
 pub const ESCAPE: &str = include_str!("../../programs/escape.py");
+/// Using what the host moves meanwhile.
+pub const MOVED: &str = include_str!("../../programs/moved.py");
 /// Sequences of system calls whose every answer is printed.
 pub const POSIX: &str = include_str!("../../programs/posix.py");
 
