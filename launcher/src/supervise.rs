@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// How far the command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(crate) enum Phase {
     Starting,
     Running,
 }

@@ -42,8 +42,8 @@ pub use run::{
 };
 pub use runs::{RunEnd, RunRow};
 pub use sessions::{
-    SessionDir, StoredSessionEvent, create_session, find_session, remove_session, run_is_live,
-    session_dir, session_dirs,
+    RunClaim, SessionDir, StoredSessionEvent, create_session, find_session, remove_session,
+    run_is_live, session_dir, session_dirs,
 };
 pub use store::{FILE_NAME, FORMAT, Store};
 pub use summary::{Stat, Touched};

@@ -3,6 +3,13 @@
 //!
 //! An event is appended in the transaction that folds the ones before it, so that several processes at once can't
 //! append what doesn't follow.
+//!
+//! Invariants:
+//! - I1: whoever starts a run holds its [`RunClaim`] from before `run/started` until after `run/finished`. A run without
+//!   a claim is over, however its process ended: the next who appends says so first. So a terminal that was killed
+//!   doesn't lock its session.
+//! - I2: a name belongs to the session whose first event has it; the file that leads from one to the other is only a
+//!   short cut, and believed only if the session agrees.
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -15,6 +22,7 @@ use crate::chain::{Append, Table};
 use crate::error::{Error, Result};
 use crate::event::{SessionId, Time};
 use crate::live::{HeadFile, is_id, is_live};
+use crate::run::Ending;
 use crate::store::{FILE_NAME, Store, make_private_dir};
 
 /// A session's event as the log keeps it.
@@ -64,17 +72,21 @@ pub fn session_dirs(state: &Path) -> Result<Vec<SessionDir>> {
         let name = entry.file_name();
         let Some(id) = name.to_str().filter(|id| is_id(id)) else { continue };
         let dir = entry.path();
-        // The head is written with each batch, the database only now and then.
-        let written = [dir.join("log.head"), dir.join(FILE_NAME)]
-            .iter()
-            .filter_map(|file| fs::symlink_metadata(file).and_then(|meta| meta.modified()).ok())
-            .max();
-        if let Some(active) = written {
+        if let Some(active) = last_written(&dir) {
             found.push(SessionDir { id: SessionId(id.into()), dir, active });
         }
     }
     found.sort_by(|a, b| (b.active, &b.id).cmp(&(a.active, &a.id)));
     Ok(found)
+}
+
+/// Returns when the log in a directory was last written, if there is one.
+fn last_written(dir: &Path) -> Option<SystemTime> {
+    // The head is written with each batch, the database only now and then.
+    [dir.join("log.head"), dir.join(FILE_NAME)]
+        .iter()
+        .filter_map(|file| fs::symlink_metadata(file).and_then(|meta| meta.modified()).ok())
+        .max()
 }
 
 impl Store {
@@ -131,17 +143,28 @@ impl Store {
         let failed = "append to the session";
         let mut append = Append::begin(&self.conn).map_err(Error::sql(failed))?;
         let mut state = self.session_state(None)?;
-        for event in choose(&state)? {
-            state.accepts(&event).map_err(Error::Session)?;
-            state.apply(&event).map_err(Error::Session)?;
-            let body = serde_json::to_string(&event)
+        let mut push = |state: &mut SessionState, event: &SessionEvent| -> Result<()> {
+            state.accepts(event).map_err(Error::Session)?;
+            state.apply(event).map_err(Error::Session)?;
+            let body = serde_json::to_string(event)
                 .map_err(|error| Error::Damaged(format!("an event can't be written: {error}")))?;
             append
                 .row(Table::SessionEvent, |row| {
                     row.int(Time::now().0)?.text(event.kind())?.text(&body)?;
                     Ok(())
                 })
-                .map_err(Error::sql(failed))?;
+                .map(|_row| ())
+                .map_err(Error::sql(failed))
+        };
+        let dead: Vec<String> =
+            state.active().keys().filter(|run| !is_claimed(&self.dir, run)).cloned().collect();
+        for run in dead {
+            let outcome = Ending::Interrupted.as_str().to_owned();
+            let over = SessionEvent::Finished { run, outcome, exit_code: None, signal: None };
+            push(&mut state, &over)?;
+        }
+        for event in choose(&state)? {
+            push(&mut state, &event)?;
         }
         let entry = append.commit().map_err(Error::sql(failed))?;
         if entry.id > 0 {
@@ -171,6 +194,9 @@ pub fn create_session(state: &Path, first: &[SessionEvent]) -> Result<(SessionDi
         }
     }
     let make = || {
+        if let Some(name) = name {
+            write_name(state, name, id)?;
+        }
         let store = Store::create_or_open(&dir)?;
         let id = SessionId(id.as_str().into());
         store.set_session(&id)?;
@@ -183,20 +209,36 @@ pub fn create_session(state: &Path, first: &[SessionEvent]) -> Result<(SessionDi
 /// Returns the session with this id, or else with this name.
 ///
 /// # Errors
-/// There is none, or the sessions can't be read.
+/// There is none.
 pub fn find_session(state: &Path, id_or_name: &str) -> Result<SessionDir> {
-    let sessions = session_dirs(state)?;
-    if let Some(found) = sessions.iter().find(|session| *session.id.0 == *id_or_name) {
-        return Ok(found.clone());
+    let none = || Error::NoSession(id_or_name.to_owned());
+    let dir = session_dir(state, id_or_name).map_err(|_| none())?;
+    if let Some(active) = last_written(&dir) {
+        return Ok(SessionDir { id: SessionId(id_or_name.into()), dir, active });
     }
-    for session in sessions {
-        // One that can't be read has no name; its id still finds it.
-        let name = Store::open_read_only(&session.dir).and_then(|store| store.session_name());
-        if name.is_ok_and(|name| name.as_deref() == Some(id_or_name)) {
-            return Ok(session);
+    let id = fs::read_to_string(name_file(state, id_or_name)).map_err(|_| none())?;
+    let dir = session_dir(state, &id).map_err(|_| none())?;
+    let name = Store::open_read_only(&dir).and_then(|store| store.session_name());
+    match (name, last_written(&dir)) {
+        (Ok(Some(name)), Some(active)) if name == id_or_name => {
+            Ok(SessionDir { id: SessionId(id.into()), dir, active })
         }
+        _ => Err(none()),
     }
-    Err(Error::NoSession(id_or_name.to_owned()))
+}
+
+/// Returns the file that says whose a name is (I2).
+fn name_file(state: &Path, name: &str) -> PathBuf {
+    state.join("sessions").join(".names").join(name)
+}
+
+fn write_name(state: &Path, name: &str, id: &str) -> Result<()> {
+    let file = name_file(state, name);
+    make_private_dir(&state.join("sessions").join(".names"))?;
+    // Whole or not at all; the lock keeps others from the same.
+    let fresh = file.with_file_name(format!(".{name}"));
+    fs::write(&fresh, id).map_err(Error::io("write", &fresh))?;
+    fs::rename(&fresh, &file).map_err(Error::io("write", &file))
 }
 
 /// Removes a session with everything that belongs to it.
@@ -205,15 +247,77 @@ pub fn find_session(state: &Path, id_or_name: &str) -> Result<SessionDir> {
 /// A run of it goes on, or it can't be removed.
 pub fn remove_session(state: &Path, session: &SessionDir) -> Result<()> {
     let _lock = lock(state)?;
-    if let Ok(store) = Store::open_read_only(&session.dir)
-        && let Some(live) = store.runs()?.iter().find(|run| run.end.is_none() && run.live)
-    {
-        return Err(Error::Busy { session: session.id.to_string(), run: live.info.id.to_string() });
+    let busy = |run: String| Err(Error::Busy { session: session.id.to_string(), run });
+    if let Ok(store) = Store::open_read_only(&session.dir) {
+        if let Some(live) = store.runs()?.iter().find(|run| run.end.is_none() && run.live) {
+            return busy(live.info.id.to_string());
+        }
+        if let Ok(events) = store.session_state(None)
+            && let Some(run) = events.active().keys().find(|run| is_claimed(&session.dir, run))
+        {
+            return busy(run.clone());
+        }
     }
+    let name = Store::open_read_only(&session.dir).and_then(|store| store.session_name());
     // Out of the way in one step: what is left after a crash is no session any more.
     let aside = state.join("sessions").join(format!(".removed-{}", session.id));
     fs::rename(&session.dir, &aside).map_err(Error::io("remove", &session.dir))?;
+    if let Ok(Some(name)) = name
+        && fs::read_to_string(name_file(state, &name)).is_ok_and(|id| *session.id.0 == id)
+    {
+        // One that stays leads nowhere (I2).
+        drop(fs::remove_file(name_file(state, &name)));
+    }
     fs::remove_dir_all(&aside).map_err(Error::io("remove", &aside))
+}
+
+/// Says that whoever started a run of a session lives, until it is dropped (I1).
+#[must_use = "a run without a claim is taken for dead"]
+#[derive(Debug)]
+pub struct RunClaim {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunClaim {
+    /// Claims a run in a session's directory. It comes before the run's `run/started`.
+    ///
+    /// # Errors
+    /// Somebody has claimed it, or the directory can't be written.
+    pub fn take(session_dir: &Path, run: &str) -> Result<Self> {
+        if !is_id(run) {
+            return Err(Error::BadId(run.to_owned()));
+        }
+        make_private_dir(&session_dir.join("claims"))?;
+        let path = claim_file(session_dir, run);
+        let lock = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(Error::io("create", &path))?;
+        lock.try_lock().map_err(|error| Error::io("lock", &path)(error.into()))?;
+        Ok(Self { path, _lock: lock })
+    }
+}
+
+impl Drop for RunClaim {
+    fn drop(&mut self) {
+        // One that stays behind does no harm: nobody holds its lock.
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+fn claim_file(session_dir: &Path, run: &str) -> PathBuf {
+    session_dir.join("claims").join(run)
+}
+
+fn is_claimed(session_dir: &Path, run: &str) -> bool {
+    match File::open(claim_file(session_dir, run)) {
+        Ok(file) => matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)),
+        Err(_) => false,
+    }
 }
 
 impl Store {

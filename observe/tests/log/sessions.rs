@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use stockade_observe::{Error, Store, create_session, find_session, remove_session, session_dirs};
+use stockade_observe::{
+    Error, RunClaim, Store, create_session, find_session, remove_session, session_dirs,
+};
 use stockade_policy::{Mode, SessionEvent, SessionState};
 
 use crate::kill::number;
@@ -107,6 +109,63 @@ fn several_processes_at_once_each_follow_the_one_before() {
     for (at, event) in modes.iter().enumerate() {
         let expected = if at % 2 == 0 { Mode::ReadOnly } else { Mode::WorkspaceWrite };
         assert_eq!(*event, SessionEvent::mode(expected), "event {at} didn't see the one before");
+    }
+}
+
+fn started(run: &str, terminal: bool) -> SessionEvent {
+    SessionEvent::Started {
+        run: run.to_owned(),
+        mode: Mode::WorkspaceWrite,
+        source: stockade_policy::ModeSource::Default,
+        request: None,
+        argv: Vec::new(),
+        terminal,
+    }
+}
+
+/// L7, I1: a terminal locks the mode while somebody holds its claim, and no longer.
+#[test]
+fn a_terminal_that_died_does_not_lock_its_session() {
+    let state = tempfile::tempdir().unwrap();
+    let (one, _) = create_session(state.path(), &[created("s1", None)]).unwrap();
+    let store = Store::create_or_open(&one.dir).unwrap();
+    let claim = RunClaim::take(&one.dir, "r1").unwrap();
+    assert!(RunClaim::take(&one.dir, "r1").is_err());
+    store.append_session(|_| Ok::<_, Error>(vec![started("r1", true)])).unwrap();
+    let other = Store::create_or_open(&one.dir).unwrap();
+    let change =
+        || other.append_session(|_| Ok::<_, Error>(vec![SessionEvent::mode(Mode::ReadOnly)]));
+    let busy = change().unwrap_err();
+    assert!(busy.chain().contains("r1"), "{busy}");
+    assert!(matches!(remove_session(state.path(), &one), Err(Error::Busy { .. })));
+    drop(claim);
+    let after = change().unwrap();
+    assert_eq!((after.mode(), after.active().len()), (Some(Mode::ReadOnly), 0));
+    let events = other.session_events().unwrap();
+    let end = &events[2].event;
+    assert!(
+        matches!(end, SessionEvent::Finished { run, outcome, .. } if run == "r1" && outcome == "interrupted"),
+        "{end:?}"
+    );
+    assert!(!one.dir.join("claims/r1").exists());
+}
+
+/// I2: a name that a crash left behind is free again, and never leads to another session.
+#[test]
+fn a_name_is_its_sessions_own() {
+    let state = tempfile::tempdir().unwrap();
+    let names = state.path().join("sessions/.names");
+    std::fs::create_dir_all(&names).unwrap();
+    std::fs::write(names.join("work"), "gone").unwrap();
+    assert!(matches!(find_session(state.path(), "work"), Err(Error::NoSession(_))));
+    let (one, _) = create_session(state.path(), &[created("s1", Some("work"))]).unwrap();
+    std::fs::write(names.join("other"), "s1").unwrap();
+    assert!(matches!(find_session(state.path(), "other"), Err(Error::NoSession(_))));
+    assert_eq!(find_session(state.path(), "work").unwrap().id, one.id);
+    remove_session(state.path(), &one).unwrap();
+    create_session(state.path(), &[created("s2", Some("work"))]).unwrap();
+    for bad in ["../s2", "s2/", "", ".names"] {
+        assert!(matches!(find_session(state.path(), bad), Err(Error::NoSession(_))), "{bad}");
     }
 }
 
