@@ -6,6 +6,8 @@
 use std::error::Error;
 use std::fmt;
 
+use stockade_observe::{Ending, RunOutcome};
+
 /// The stable codes of the contract's section 5 that the launcher can give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is the contract's word")]
@@ -91,6 +93,25 @@ impl Failure {
     #[must_use]
     pub fn help_lines(&self) -> &[String] {
         &self.help
+    }
+
+    /// Returns the outcome of a run that this kept from running.
+    #[must_use]
+    pub const fn outcome(&self) -> RunOutcome {
+        let ending = match self.code {
+            Code::SandboxUnavailable => Ending::Unavailable,
+            Code::PolicyInvalid
+            | Code::ConfigInvalid
+            | Code::EscalationNotWider
+            | Code::EscalationUnpaired
+            | Code::ApprovalRejected
+            | Code::ApprovalUnavailable
+            | Code::SessionNotFound
+            | Code::SessionBusy => Ending::Refused,
+            Code::ApprovalCanceled => Ending::Canceled,
+            Code::RunnerFailed | Code::MountFailed => Ending::RunnerFailed,
+        };
+        RunOutcome { ending, exit_code: None, signal: None }
     }
 
     /// Returns the lines that the command line prints: the error with its causes, then the help.

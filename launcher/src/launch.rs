@@ -142,24 +142,7 @@ struct Ended {
 
 impl Ended {
     fn failed(failure: Failure, recorder: Option<Recorder>) -> Self {
-        let ending = match failure.code() {
-            Code::SandboxUnavailable => Ending::Unavailable,
-            Code::PolicyInvalid
-            | Code::ConfigInvalid
-            | Code::EscalationNotWider
-            | Code::EscalationUnpaired
-            | Code::ApprovalRejected
-            | Code::ApprovalUnavailable
-            | Code::SessionNotFound
-            | Code::SessionBusy => Ending::Refused,
-            Code::ApprovalCanceled => Ending::Canceled,
-            Code::RunnerFailed | Code::MountFailed => Ending::RunnerFailed,
-        };
-        Self {
-            outcome: RunOutcome { ending, exit_code: None, signal: None },
-            failure: Some(failure),
-            recorder,
-        }
+        Self { outcome: failure.outcome(), failure: Some(failure), recorder }
     }
 }
 

@@ -15,6 +15,7 @@ pub mod probe;
 pub mod resolve;
 pub mod restrict;
 pub mod result;
+pub mod session;
 pub mod spec;
 pub mod state;
 mod supervise;

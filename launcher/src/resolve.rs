@@ -123,6 +123,16 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     Ok(policy)
 }
 
+/// Returns the canonical form of a directory to work in.
+///
+/// # Errors
+/// It isn't a directory, or can't be confined.
+pub fn workspace(path: &Path) -> Result<PathBuf, Failure> {
+    let root = canonical_directory(path, "workspace", "--workspace")?;
+    check_region(&root)?;
+    Ok(root)
+}
+
 /// Returns the directories that the file system serves, folded.
 ///
 /// These are every writable root and the workspace, so that what is written there is decided and recorded. In

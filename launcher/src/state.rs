@@ -74,18 +74,6 @@ fn private_directory(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the directory of one session and returns its path.
-///
-/// # Errors
-/// It can't be made.
-pub fn session_directory(state: &Path, session: &str) -> Result<PathBuf, Failure> {
-    create(state)?;
-    create(&state.join("sessions"))?;
-    let directory = state.join("sessions").join(session);
-    create(&directory)?;
-    Ok(directory)
-}
-
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
 /// Makes an id of 13 characters that sorts by the time it was made: nine of milliseconds, four at random.
@@ -145,8 +133,9 @@ mod tests {
         let state = base.path().join("a/b");
         fs::create_dir_all(&state).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
-        let directory = session_directory(&state, "s1").unwrap();
-        for path in [state.as_path(), &directory, &state.join("sessions")] {
+        create(&state.join("c")).unwrap();
+        create(&state).unwrap();
+        for path in [state.as_path(), &state.join("c")] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700, "{}", path.display());
         }
     }

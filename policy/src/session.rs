@@ -450,6 +450,12 @@ impl SessionState {
         self.approval.unwrap_or_default()
     }
 
+    /// Returns the approval policy of the last event, if there was one.
+    #[must_use]
+    pub const fn approval_event(&self) -> Option<ApprovalPolicy> {
+        self.approval
+    }
+
     /// Returns the name of the preset that the state is, given the deployment's default mode, or `custom`.
     #[must_use]
     pub fn preset(&self, default: Mode) -> &'static str {

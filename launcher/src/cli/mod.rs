@@ -6,6 +6,7 @@ mod log;
 mod mount;
 mod policy_args;
 mod run;
+mod session;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,7 @@ enum Command {
     Shell(Box<run::ShellArgs>),
     Mount(Box<mount::Args>),
     Umount(mount::UmountArgs),
+    Session(session::Args),
     Log(Box<log::Args>),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -56,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Shell(args) => run::shell(*args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => mount::umount(&args),
+        Command::Session(args) => session::run(&args),
         Command::Log(args) => log::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use crate::cli::policy_args::PolicyArgs;
 use crate::cli::{complain, report};
 use crate::error::{Code, Failure};
 use crate::resolve::{self, Places};
+use crate::session::{self, OpenRun, Session, Wanted};
 use crate::sys::{self, SignalFd, SignalSet};
 use crate::{mount, probe, state};
 
@@ -26,7 +27,7 @@ use crate::{mount, probe, state};
 pub struct Args {
     #[command(flatten)]
     policy: PolicyArgs,
-    /// The session that the log belongs to; made if it doesn't exist. [default: a new one]
+    /// The session that the mount belongs to, by id or name. [default: a new one]
     #[arg(long, value_name = "ID")]
     session: Option<String>,
     /// Let other users see the mount.
@@ -136,21 +137,39 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
         FileMode::empty(),
     )
     .map_err(|error| system(&format!("can't serve `{}`", source_path.display()))(error.into()))?;
-    let policy = policy(args, &mountpoint)?;
+    let (run, policy) = begin(args, &mountpoint)?;
+    let served = serve_run(args, &source_path, source, &mountpoint, &run, policy, ready);
+    let outcome = match &served {
+        Ok(()) => RunOutcome::exited(0),
+        Err(failure) => failure.outcome(),
+    };
+    let finished = run.finish(&outcome);
+    served.and(finished).map(|()| ExitCode::SUCCESS)
+}
+
+fn serve_run(
+    args: &Args,
+    source_path: &Path,
+    source: OwnedFd,
+    mountpoint: &Path,
+    run: &OpenRun,
+    policy: Policy,
+    ready: impl FnOnce(),
+) -> Result<(), Failure> {
     let rules = Rules::compile(&policy).map_err(|error| {
         Failure::new(Code::PolicyInvalid, "the policy can't be carried out").because(error)
     })?;
-    let (recorder, session) = recorder(args, &policy, &mountpoint)?;
+    let recorder = recorder(args, &policy, mountpoint, run)?;
     let owner = owner();
     let signals = SignalFd::new(ending()).map_err(system("can't prepare the mount"))?;
-    let device = mount::mount(&source_path, &mountpoint, &owner, args.allow_other)?;
-    let mounted = Mounted { path: &mountpoint, gone: false };
+    let device = mount::mount(source_path, mountpoint, &owner, args.allow_other)?;
+    let mounted = Mounted { path: mountpoint, gone: false };
     let config = ServerConfig {
         rules: Arc::new(rules),
         policy: policy.clone(),
         sink: recorder.sink(),
         source,
-        path: mountpoint.clone(),
+        path: mountpoint.to_owned(),
         passthrough: probe::can_mount(),
         state: state::staged_directory(),
         owner,
@@ -159,11 +178,11 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
     let server = stockade_fusefs::serve(device, config).map_err(|error| {
         Failure::new(Code::MountFailed, "the file system can't be served").because(error)
     })?;
-    if let Ok(stat) = rustix::fs::stat(&mountpoint) {
+    if let Ok(stat) = rustix::fs::stat(mountpoint) {
         server.set_mount_device(stat.st_dev);
     }
     if !args.quiet {
-        announce(&policy, &source_path, &mountpoint, &session);
+        announce(&policy, source_path, mountpoint, run.session().id());
     }
     ready();
     let ended = until_the_end(server, &signals, mounted);
@@ -171,40 +190,58 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
     recorder
         .finish(outcome)
         .map_err(|error| Failure::new(Code::RunnerFailed, "the recorder died").because(error))?;
-    ended.map(|()| ExitCode::SUCCESS)
+    ended
 }
 
-fn policy(args: &Args, mountpoint: &Path) -> Result<Policy, Failure> {
+/// Starts the mount as a run of its session, and resolves its policy.
+fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy), Failure> {
     if args.policy.workspace.is_some() {
         return Err(Failure::new(
             Code::PolicyInvalid,
             "--workspace has no meaning here: SOURCE is what is served",
         ));
     }
+    let new_id = || state::new_id().map_err(system("can't make an id"));
+    let argv = command(args);
+    let run = new_id()?;
+    let default = args.policy.default_mode();
+    let wanted = Wanted { run: &run, argv: &argv, terminal: false, default };
+    let state = state::directory()?;
+    state::create(&state)?;
+    let run = match &args.session {
+        Some(session) => {
+            let session = Session::open(&state, session)?;
+            args.policy.agree_with(&session)?;
+            session.start(wanted, None)?
+        }
+        None => session::start_alone(&state, &new_id()?, mountpoint, wanted)?,
+    };
     let mut request = args.policy.request(mountpoint.to_owned());
-    request.session.clone_from(&args.session);
-    resolve::resolve(&request, &Places { temporary: Vec::new(), own: Vec::new() })
+    request.mode = (run.resolution().mode, run.resolution().source);
+    request.session = Some(run.session().id().to_owned());
+    match resolve::resolve(&request, &Places { temporary: Vec::new(), own: Vec::new() }) {
+        Ok(policy) => Ok((run, policy)),
+        Err(failure) => {
+            run.finish(&failure.outcome())?;
+            Err(failure)
+        }
+    }
+}
+
+fn command(args: &Args) -> Vec<OsString> {
+    let words = ["stockade", "mount"].iter().map(OsString::from);
+    words.chain([args.source.clone().into(), args.mountpoint.clone().into()]).collect()
 }
 
 fn recorder(
     args: &Args,
     policy: &Policy,
     mountpoint: &Path,
-) -> Result<(Recorder, String), Failure> {
-    let new_id = || state::new_id().map_err(system("can't make an id"));
-    let session = args.session.clone().map_or_else(new_id, Ok)?;
-    if !state::is_session_name(&session) {
-        return Err(Failure::new(Code::SessionNotFound, format!("`{session}` can't be a session"))
-            .help("a session's name is made of letters, digits, `.`, `_` and `-`"));
-    }
-    let directory = state::session_directory(&state::directory()?, &session)?;
+    run: &OpenRun,
+) -> Result<Recorder, Failure> {
     let info = RunInfo {
-        id: RunId(new_id()?.as_str().into()),
-        argv: ["stockade", "mount"]
-            .iter()
-            .map(OsString::from)
-            .chain([args.source.clone().into(), args.mountpoint.clone().into()])
-            .collect(),
+        id: RunId(run.id().into()),
+        argv: command(args),
         cwd: std::env::current_dir().unwrap_or_default(),
         mode: policy.mode,
         source: policy.source,
@@ -213,12 +250,11 @@ fn recorder(
         backend: "mount".to_owned(),
         started: Time::now(),
     };
-    let id = SessionId(session.as_str().into());
-    let recorder =
-        Recorder::start(&directory, id, info, OnRecordFailure::GapRecord).map_err(|error| {
-            Failure::new(Code::RunnerFailed, "can't start the recorder").because(error)
-        })?;
-    Ok((recorder, session))
+    let session = run.session();
+    let id = SessionId(session.id().into());
+    Recorder::start(session.directory(), id, info, OnRecordFailure::GapRecord).map_err(|error| {
+        Failure::new(Code::RunnerFailed, "can't start the recorder").because(error)
+    })
 }
 
 fn owner() -> Owner {

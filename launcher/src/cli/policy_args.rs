@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use stockade_policy::{Guard, Hardlinks, Mode, ModeSource, Network, ObserveLevel, Publish};
 
+use crate::error::{Code, Failure};
 use crate::resolve::Request;
+use crate::session::Session;
 
 /// What the command may do.
 #[derive(Clone, Debug, clap::Args)]
@@ -97,11 +99,34 @@ enum ObserveArg {
 }
 
 impl PolicyArgs {
+    /// Checks that `--mode` doesn't say something else than the session, whose mode goes before it: nobody gets more
+    /// than they asked for, or less, in silence.
+    ///
+    /// # Errors
+    /// It does.
+    pub fn agree_with(&self, session: &Session) -> Result<(), Failure> {
+        match (self.mode, session.state()?.mode()) {
+            (Some(wanted), Some(mode)) if wanted != mode => {
+                let what =
+                    format!("the session's mode is `{mode}`, which goes before `--mode {wanted}`");
+                let id = session.id();
+                Err(Failure::new(Code::PolicyInvalid, what)
+                    .help(format!("change it with `stockade session mode {id} {wanted}`"))
+                    .help("or ask for a wider one, for one run, with `--sandbox-permissions`"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the deployment's mode.
+    pub fn default_mode(&self) -> Mode {
+        // The shipped command line's default; the library's is read-only (contract P3).
+        self.mode.unwrap_or(Mode::COMMAND_LINE_DEFAULT)
+    }
+
     /// Turns the options into a request for a workspace.
     pub fn request(&self, workspace: PathBuf) -> Request {
-        // The shipped command line's default; the library's is read-only (contract P3).
-        let mode = self.mode.unwrap_or(Mode::WorkspaceWrite);
-        let mut request = Request::new(mode, workspace);
+        let mut request = Request::new(self.default_mode(), workspace);
         request.mode.1 = ModeSource::Default;
         request.writable.clone_from(&self.writable);
         request.deny_read.clone_from(&self.deny_read);

@@ -16,4 +16,5 @@ mod posix;
 mod program;
 mod protect;
 mod read_only;
+mod sessions;
 mod workspace_write;

@@ -23,6 +23,7 @@ use stockade_policy::text::sanitise_bytes;
 
 use crate::cli::policy_args::duration;
 use crate::error::{Code, Failure};
+use crate::session::failure;
 use crate::state;
 
 use output::{Colour, Output};
@@ -212,30 +213,6 @@ fn last_session(state: &Path) -> Result<SessionDir, Failure> {
         )
         .help("`stockade run -- COMMAND` records one")
     })
-}
-
-/// Turns an error of the log into a failure of the command.
-fn failure(error: Error) -> Failure {
-    let code = match error {
-        Error::NoSession(_) | Error::NoRun(_) | Error::NoLog(_) => Code::SessionNotFound,
-        Error::Busy { .. } => Code::SessionBusy,
-        Error::Filter(_) | Error::BadId(_) => Code::ConfigInvalid,
-        Error::Io { .. }
-        | Error::Sql { .. }
-        | Error::NotALog(_)
-        | Error::Newer { .. }
-        | Error::Damaged(_)
-        | Error::OtherSession { .. }
-        | Error::SessionExists(_)
-        | Error::Session(_)
-        | Error::Recording(_)
-        | Error::Stopped => Code::RunnerFailed,
-    };
-    let failure = Failure::new(code, error.to_string());
-    match std::error::Error::source(&error) {
-        Some(cause) => failure.because(cause.to_string()),
-        None => failure,
-    }
 }
 
 /// What can end a listing early: the reader is gone (no error), or the log can't be read.
@@ -475,7 +452,7 @@ fn lasted(from: Time, to: Time) -> String {
 }
 
 /// Returns how long ago something was.
-fn ago(time: SystemTime) -> String {
+pub(super) fn ago(time: SystemTime) -> String {
     let seconds = time.elapsed().map_or(0, |elapsed| elapsed.as_secs());
     match seconds {
         0..120 => format!("{seconds} s ago"),

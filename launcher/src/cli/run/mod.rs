@@ -1,0 +1,410 @@
+//! `stockade run` and `stockade shell`: a command, confined and observed.
+
+mod note;
+mod status;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use stockade_observe::{RunOutcome, Time};
+use stockade_policy::{Mode, Policy, Resolution};
+
+use crate::cli::policy_args::{PolicyArgs, duration};
+use crate::cli::{complain, show};
+use crate::error::{Code, Failure};
+use crate::launch::{self, Context};
+use crate::plan::{Facts, Plan};
+use crate::resolve::{self, Places};
+use crate::result::{self, RunResult};
+use crate::session::{self, OpenRun, Session, Wanted};
+use crate::sys::{self, SignalFd};
+use crate::{enforcement::Enforcement, state};
+
+use status::Status;
+
+/// Run a command, confined and observed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    options: Options,
+    /// The command and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Run an interactive shell, confined and observed.
+#[derive(Debug, clap::Args)]
+pub struct ShellArgs {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What `run` and `shell` share.
+#[derive(Debug, clap::Args)]
+struct Options {
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// Set a variable in the command's environment.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// Remove a variable from the command's environment.
+    #[arg(long, value_name = "NAME")]
+    unset_env: Vec<OsString>,
+    /// Start with an empty environment.
+    #[arg(long)]
+    clear_env: bool,
+    /// Let the command reach a Unix socket of the host's, by its path.
+    #[arg(long, value_name = "PATH")]
+    socket: Vec<PathBuf>,
+    /// The session that the run belongs to, by id or name. [default: a new one]
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+    /// End the command after this time (such as 90s, 5m, 1.5h).
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    timeout: Option<Duration>,
+    /// Keep an open file descriptor for the command (0, 1 and 2 are always kept).
+    #[arg(long, value_name = "N")]
+    keep_fd: Vec<i32>,
+    /// Fail when anything of the policy can't be enforced.
+    #[arg(long)]
+    require_full: bool,
+    /// Write the run's result to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    result: Option<PathBuf>,
+    /// Write what happens to this file descriptor, one JSON object a line.
+    #[arg(long, value_name = "N")]
+    status_fd: Option<i32>,
+    /// Print what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Say nothing but errors.
+    #[arg(short, long)]
+    quiet: bool,
+    /// Say more.
+    #[arg(short, long, conflicts_with = "quiet")]
+    verbose: bool,
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        Some(_) | None => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
+/// Runs the command and returns its exit status.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    start(args.options, args.command, false)
+}
+
+/// Runs the user's shell on the terminal that this process has.
+pub fn shell(args: ShellArgs) -> Result<ExitCode, Failure> {
+    let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+    start(args.options, vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-i".into()], true)
+}
+
+fn start(args: Options, command: Vec<OsString>, terminal: bool) -> Result<ExitCode, Failure> {
+    if let Some(file) = &args.result {
+        result::check_writable(file).map_err(|error| {
+            let what = format!("can't write the result to `{}`", file.display());
+            Failure::new(Code::ConfigInvalid, what)
+                .because(error)
+                .help("name a file in a directory that exists and that you can write")
+        })?;
+    }
+    // Before anything starts a thread: every thread inherits the mask.
+    let blocked = sys::set_signal_mask(sys::SignalSet(launch::forwarded().0));
+    sys::set_signal_mask(sys::SignalSet(launch::forwarded().0 | blocked.0));
+    let mut call = Call {
+        argv: command,
+        terminal,
+        cwd: PathBuf::new(),
+        run: new_id()?,
+        session: new_id()?,
+        policy: None,
+    };
+    let result_file = args.result.clone();
+    let quiet = args.quiet;
+    let result = match attempt(args, &mut call, blocked) {
+        Ok(Some(result)) => result,
+        Ok(None) => return Ok(ExitCode::SUCCESS),
+        Err(failure) => call.unstarted(failure),
+    };
+    note::finish(&result, result_file.as_deref(), quiet)
+}
+
+fn new_id() -> Result<String, Failure> {
+    state::new_id()
+        .map_err(|error| Failure::new(Code::RunnerFailed, "can't make an id").because(error))
+}
+
+/// What is to run, and what is known of it so far.
+struct Call {
+    argv: Vec<OsString>,
+    terminal: bool,
+    cwd: PathBuf,
+    run: String,
+    session: String,
+    policy: Option<Policy>,
+}
+
+impl Call {
+    /// Returns the result of a run that never began.
+    fn unstarted(self, failure: Failure) -> RunResult {
+        RunResult {
+            session: self.session,
+            run: self.run,
+            argv: self.argv,
+            cwd: self.cwd,
+            policy: self.policy,
+            backend: None,
+            enforcement: None,
+            outcome: failure.outcome(),
+            failure: Some(failure),
+            summary: None,
+            started: Time::now(),
+            duration: Duration::ZERO,
+        }
+    }
+
+    fn wanted(&self, default: Mode) -> Wanted<'_> {
+        Wanted { run: &self.run, argv: &self.argv, terminal: self.terminal, default }
+    }
+}
+
+/// Does everything from the options to the end of the command; `None` for a dry run.
+fn attempt(
+    args: Options,
+    call: &mut Call,
+    blocked: sys::SignalSet,
+) -> Result<Option<RunResult>, Failure> {
+    call.cwd = std::env::current_dir().map_err(|error| {
+        Failure::new(Code::PolicyInvalid, "can't tell the current directory")
+            .because(error)
+            .help("start it from a directory that exists")
+    })?;
+    if std::env::var_os("STOCKADE_RUN").is_some() && !Path::new("/dev/fuse").exists() {
+        return Err(Failure::new(Code::SandboxUnavailable, "this is inside another Stockade run")
+            .help("run the command as it is: what it does is confined and recorded already"));
+    }
+    let state = state::directory()?;
+    state::create(&state)?;
+    // Compared with canonical paths below, so it must be one.
+    let state = std::fs::canonicalize(&state).unwrap_or(state);
+    let session =
+        args.session.as_deref().map(|session| Session::open(&state, session)).transpose()?;
+    if let Some(session) = &session {
+        session.id().clone_into(&mut call.session);
+    }
+    let default = args.policy.default_mode();
+    let workspace = workspace(&args, session.as_ref(), &call.cwd)?;
+    if args.dry_run {
+        let resolution = match &session {
+            Some(session) => session.state()?.resolve(default, None),
+            None => Resolution::resolve(default, None, None),
+        };
+        let plan = plan(&args, call, &workspace, resolution, &state)?;
+        let steps: Vec<_> = plan.steps().iter().map(|step| format!("{step}\n")).collect();
+        show(&steps.concat());
+        return Ok(None);
+    }
+    // A session that exists says what mode is in force; a new one is made once it is known that the run can be.
+    let (plan, run) = match session {
+        Some(session) => {
+            let run = session.start(call.wanted(default), None)?;
+            match plan(&args, call, &workspace, run.resolution(), &state) {
+                Ok(plan) => (plan, run),
+                Err(failure) => return Err(give_up(run, failure)),
+            }
+        }
+        None => {
+            let resolution = Resolution::resolve(default, None, None);
+            let plan = plan(&args, call, &workspace, resolution, &state)?;
+            let root = &plan.policy.root;
+            let run = session::start_alone(&state, &call.session, root, call.wanted(default))?;
+            (plan, run)
+        }
+    };
+    announce(&plan, call, args.quiet, args.verbose);
+    let prepared = context(&args, call, &run, blocked)
+        .and_then(|context| Ok((context, Status::new(args.status_fd, &call.session)?)));
+    let (context, mut status) = match prepared {
+        Ok(prepared) => prepared,
+        Err(failure) => return Err(give_up(run, failure)),
+    };
+    let result = launch::run(&plan, context, &mut status);
+    finish(run, &result.outcome);
+    Ok(Some(result))
+}
+
+/// Writes that a run never began.
+fn give_up(run: OpenRun, failure: Failure) -> Failure {
+    finish(run, &failure.outcome());
+    failure
+}
+
+fn finish(run: OpenRun, outcome: &RunOutcome) {
+    if let Err(failure) = run.finish(outcome) {
+        // The next who appends says that the run is over; its outcome is in the log and in the result.
+        complain(&format!("stockade: the session doesn't say how the run ended: {failure}"));
+    }
+}
+
+/// Returns the directory to work in: the session's root, for good (contract P5), else what the options say.
+fn workspace(args: &Options, session: Option<&Session>, cwd: &Path) -> Result<PathBuf, Failure> {
+    let Some(session) = session else {
+        return Ok(args.policy.workspace.clone().unwrap_or_else(|| cwd.to_owned()));
+    };
+    let state = session.state()?;
+    let root = state.root();
+    if let Some(workspace) = &args.policy.workspace
+        && std::fs::canonicalize(workspace).ok().as_deref() != Some(root)
+    {
+        let what = format!("the session's root is `{}` and stays so", root.display());
+        return Err(Failure::new(Code::PolicyInvalid, what)
+            .help("leave out --workspace, or make another session with `stockade session new`"));
+    }
+    args.policy.agree_with(session)?;
+    Ok(root.to_owned())
+}
+
+/// Decides everything about the run.
+fn plan(
+    args: &Options,
+    call: &mut Call,
+    workspace: &Path,
+    resolution: Resolution,
+    state: &Path,
+) -> Result<Plan, Failure> {
+    let mut own = vec![state.to_owned()];
+    own.extend(state::configuration_directory().and_then(|path| std::fs::canonicalize(path).ok()));
+    let mut request = args.policy.request(workspace.to_owned());
+    request.mode = (resolution.mode, resolution.source);
+    request.session = Some(call.session.clone());
+    let policy = resolve::resolve(&request, &Places::of_this_machine(own.clone()))?;
+    call.policy = Some(policy.clone());
+    let mut facts = Facts::look(own);
+    facts.machine.allowed = sockets(&args.socket, &policy)?;
+    let plan = Plan::new(policy, call.argv.clone(), call.cwd.clone(), &facts)?;
+    if args.require_full && !plan.enforcement.gaps().is_empty() {
+        let gaps: Vec<_> = plan.enforcement.gaps().iter().map(|gap| gap.as_str()).collect();
+        return Err(Failure::new(
+            Code::SandboxUnavailable,
+            format!("the policy can't be enforced in full here: {}", gaps.join(", ")),
+        )
+        .help("run without --require-full to accept it"));
+    }
+    Ok(plan)
+}
+
+/// Returns the command's environment.
+fn environment(args: &Options) -> Vec<(OsString, OsString)> {
+    let mut variables: BTreeMap<OsString, OsString> =
+        if args.clear_env { BTreeMap::new() } else { std::env::vars_os().collect() };
+    for name in &args.unset_env {
+        variables.remove(name);
+    }
+    variables.extend(args.env.iter().map(|(name, value)| (name.into(), value.into())));
+    variables.into_iter().collect()
+}
+
+/// Returns the canonical paths of sockets that the command may reach.
+fn sockets(paths: &[PathBuf], policy: &stockade_policy::Policy) -> Result<Vec<PathBuf>, Failure> {
+    use std::os::unix::fs::FileTypeExt;
+    let regions = resolve::regions(policy);
+    let check = |path: &PathBuf| {
+        let invalid = |why: std::io::Error| {
+            let what = format!("can't let the command reach `{}`", path.display());
+            Failure::new(Code::PolicyInvalid, what).because(why)
+        };
+        let path = std::fs::canonicalize(path).map_err(invalid)?;
+        if !std::fs::metadata(&path).map_err(invalid)?.file_type().is_socket() {
+            return Err(invalid(std::io::Error::other("it is no socket")));
+        }
+        if regions.iter().any(|region| path.starts_with(region)) {
+            return Err(invalid(std::io::Error::other("it lies in what the file system serves"))
+                .help("have the server listen outside of the workspace and of /tmp"));
+        }
+        Ok(path)
+    };
+    paths.iter().map(check).collect()
+}
+
+fn announce(plan: &Plan, call: &Call, quiet: bool, verbose: bool) {
+    if quiet {
+        return;
+    }
+    if plan.policy.mode == Mode::DangerFullAccess {
+        complain("stockade: unprotected: nothing is refused in mode danger-full-access");
+    }
+    if let Enforcement::Partial(gaps) = &plan.enforcement {
+        let gaps: Vec<_> = gaps
+            .iter()
+            .filter(|gap| verbose || gap.is_particular())
+            .map(|gap| gap.as_str())
+            .collect();
+        if !gaps.is_empty() {
+            complain(&format!("stockade: not enforced: {}", gaps.join(", ")));
+        }
+    }
+    if verbose {
+        complain(&format!("stockade: session {} run {}", call.session, call.run));
+        for step in plan.steps() {
+            complain(&format!("stockade: {step}"));
+        }
+    }
+}
+
+fn context(
+    args: &Options,
+    call: &Call,
+    run: &OpenRun,
+    blocked: sys::SignalSet,
+) -> Result<Context, Failure> {
+    let system = |error: std::io::Error| {
+        Failure::new(Code::RunnerFailed, "can't prepare the run").because(error)
+    };
+    let mut keep = Vec::new();
+    for &number in &args.keep_fd {
+        let fd = sys::inherited(number).map_err(|error| {
+            Failure::new(Code::ConfigInvalid, format!("can't keep descriptor {number}"))
+                .because(error)
+        })?;
+        // Nothing else of ours inherits it.
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)
+            .map_err(std::io::Error::from)
+            .map_err(system)?;
+        keep.push((fd, number));
+    }
+    Ok(Context {
+        session: call.session.clone(),
+        session_directory: run.session().directory().to_owned(),
+        run: call.run.clone(),
+        streams: take_streams().map_err(system)?,
+        keep,
+        environment: environment(args),
+        ignored: sys::inherited_ignored(),
+        blocked,
+        signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
+        timeout: args.timeout,
+    })
+}
+
+/// Takes the standard streams for the command. Our own input and output become `/dev/null`, so that a reader of the
+/// command's output sees its end when the command closes it; errors stay, for our notes.
+fn take_streams() -> std::io::Result<[OwnedFd; 3]> {
+    use std::os::fd::AsFd;
+    let copies = [
+        std::io::stdin().as_fd().try_clone_to_owned()?,
+        std::io::stdout().as_fd().try_clone_to_owned()?,
+        std::io::stderr().as_fd().try_clone_to_owned()?,
+    ];
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(copies)
+}
