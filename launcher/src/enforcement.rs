@@ -30,16 +30,6 @@ pub enum Gap {
 }
 
 impl Gap {
-    /// Tells whether it comes with the policy or the kernel of this one machine, so that a person must be told each time;
-    /// what every run has is said in the result and in the manual.
-    #[must_use]
-    pub const fn is_particular(self) -> bool {
-        match self {
-            Self::AbstractSockets | Self::HardLinks => true,
-            Self::LateSockets => false,
-        }
-    }
-
     /// Returns its stable name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -59,20 +49,23 @@ impl fmt::Display for Gap {
 
 impl Enforcement {
     /// Says what bubblewrap and the file system enforce together of a policy; `scoped` tells whether the kernel can
-    /// keep abstract sockets inside.
-    pub fn of(policy: &Policy, scoped: bool) -> Self {
+    /// keep abstract sockets inside, `guarded` whether the helper makes the command's connections.
+    pub fn of(policy: &Policy, scoped: bool, guarded: bool) -> Self {
         if policy.mode == Mode::DangerFullAccess {
             return Self::None;
         }
+        let mut gaps = Vec::new();
         // Sockets that exist are covered when the run starts; a read-only mount lets later ones be connected to.
-        let mut gaps = vec![Gap::LateSockets];
+        if !guarded {
+            gaps.push(Gap::LateSockets);
+        }
         if !scoped && policy.network == stockade_policy::Network::Host {
             gaps.push(Gap::AbstractSockets);
         }
         if policy.hardlinks == Hardlinks::Follow {
             gaps.push(Gap::HardLinks);
         }
-        Self::Partial(gaps)
+        if gaps.is_empty() { Self::Full } else { Self::Partial(gaps) }
     }
 
     /// Returns the level's stable name.
@@ -102,7 +95,8 @@ mod tests {
     #[test]
     fn the_table_of_levels() {
         let mut policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
-        let gaps = |policy: &Policy, scoped| Enforcement::of(policy, scoped).gaps().to_vec();
+        let gaps = |policy: &Policy, scoped| Enforcement::of(policy, scoped, false).gaps().to_vec();
+        assert_eq!(Enforcement::of(&policy, true, true), Enforcement::Full);
         assert_eq!(gaps(&policy, true), [Gap::LateSockets]);
         assert_eq!(gaps(&policy, false), [Gap::LateSockets, Gap::AbstractSockets]);
         policy.network = stockade_policy::Network::None;
@@ -110,6 +104,6 @@ mod tests {
         policy.hardlinks = Hardlinks::Follow;
         assert_eq!(gaps(&policy, true), [Gap::LateSockets, Gap::HardLinks]);
         policy.mode = Mode::DangerFullAccess;
-        assert_eq!(Enforcement::of(&policy, true), Enforcement::None);
+        assert_eq!(Enforcement::of(&policy, true, true), Enforcement::None);
     }
 }

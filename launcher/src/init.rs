@@ -16,9 +16,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
+use crate::connect::{self, Allowed};
+use crate::filter::{self, Sockets};
 use crate::spec::{Ask, HelperStep, Spec, Told, receive_descriptors};
+use crate::sys::seccomp::{Filter, Listener};
 use crate::sys::{self, Arrived, CStringArray, SignalFd, SignalSet};
 
 /// The first argument of the helper.
@@ -84,16 +88,24 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
         forbidden_write_fails(path).map_err(at(HelperStep::Confined))?;
     }
     rustix::process::chdir(&*spec.cwd).map_err(at(HelperStep::ChangeDirectory))?;
+    let allowed = spec
+        .guarded
+        .then(|| Allowed::look(&spec.inside, spec.sockets.clone()))
+        .transpose()
+        .map_err(at(HelperStep::Restrict))?;
+    if spec.guarded && spec.scoped {
+        // What is connected to in the command's place stays as far inside (invariant I2 of `connect`).
+        crate::restrict::scope().map_err(at(HelperStep::Restrict))?;
+    }
 
     let command = Command::prepare(spec);
-    let (status, status_writer) =
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(at(HelperStep::Fork))?;
+    let (status, status_writer) = crate::spec::channel().map_err(at_io(HelperStep::Fork))?;
     // Out of the way of the numbers that the command's descriptors get.
     let above = command.keep.iter().copied().max().map_or(3, |most| most.saturating_add(1));
     let status_writer =
         rustix::io::fcntl_dupfd_cloexec(status_writer, above).map_err(at(HelperStep::Fork))?;
     let pid = sys::fork_bare(|| {
-        let failure = command.become_it(&fds, &kept);
+        let failure = command.become_it(&fds, &kept, status_writer.as_fd());
         let (kind, errno) = match failure {
             Start::Restrict(errno) => (1, errno),
             Start::Exec(errno) => (0, errno),
@@ -104,7 +116,7 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
         rest.copy_from_slice(&errno.raw_os_error().to_ne_bytes());
         // The parent takes silence for success only when the pipe was closed by an exec, which didn't happen: it
         // sees the exit status then.
-        let _lost = rustix::io::write(&status_writer, &message);
+        let _lost = rustix::net::send(&status_writer, &message, SendFlags::NOSIGNAL);
         127
     })
     .map_err(at_io(HelperStep::Fork))?;
@@ -113,25 +125,29 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
     // The streams belong to the command alone now: a reader sees their end when the command closes them.
     forget_streams();
 
-    let mut message = [0_u8; 5];
-    let read = loop {
-        match rustix::io::read(&status, &mut message) {
-            Err(Errno::INTR) => {}
-            other => break other.map_err(at(HelperStep::Fork))?,
+    let mut allowed = allowed;
+    let told = loop {
+        let mut message = [0_u8; 5];
+        let (length, mut fds) = crate::spec::receive_with_descriptors(status.as_fd(), &mut message)
+            .map_err(at(HelperStep::Fork))?;
+        let [kind, code @ ..] = message;
+        let raw = i32::from_ne_bytes(code);
+        match (length, fds.pop(), allowed.take()) {
+            (1, Some(listener), Some(allowed)) => {
+                let listener = Listener::new(listener);
+                std::thread::Builder::new()
+                    .name("connections".to_owned())
+                    .spawn(move || connect::serve(listener, allowed))
+                    .map_err(at_io(HelperStep::Restrict))?;
+            }
+            (0, None, None) => break Told::Started,
+            (5, None, _) if kind == 0 => break Told::ExecFailed(raw),
+            (5, None, _) => return Err((HelperStep::Restrict, Errno::from_raw_os_error(raw))),
+            // Whatever else this is, it isn't a command that is guarded as it should be.
+            _ => return Err((HelperStep::Restrict, Errno::PROTO)),
         }
     };
-    if read == 5 {
-        let [kind, code @ ..] = message;
-        let errno = Errno::from_raw_os_error(i32::from_ne_bytes(code));
-        if kind == 1 {
-            return Err((HelperStep::Restrict, errno));
-        }
-        Told::ExecFailed(errno.raw_os_error())
-            .send(socket.as_fd())
-            .map_err(at(HelperStep::Fork))?;
-    } else {
-        Told::Started.send(socket.as_fd()).map_err(at(HelperStep::Fork))?;
-    }
+    told.send(socket.as_fd()).map_err(at(HelperStep::Fork))?;
     Ok((pid, signals))
 }
 
@@ -172,7 +188,8 @@ struct Command {
     environment: CStringArray,
     ignored: SignalSet,
     blocked: SignalSet,
-    confined: bool,
+    filter: Option<Filter>,
+    guarded: bool,
     scoped: bool,
     keep: Vec<i32>,
 }
@@ -198,14 +215,18 @@ impl Command {
             environment: CStringArray::new(spec.environment),
             ignored: spec.ignored,
             blocked: spec.blocked,
-            confined: spec.check.is_some(),
+            filter: spec.check.is_some().then(|| {
+                let sockets = if spec.guarded { Sockets::Guarded } else { Sockets::Open };
+                Filter::new(&filter::program(sockets))
+            }),
+            guarded: spec.guarded,
             scoped: spec.scoped,
             keep: spec.keep,
         }
     }
 
     /// Becomes the command; returns only when that failed.
-    fn become_it(&self, streams: &[OwnedFd], kept: &[OwnedFd]) -> Start {
+    fn become_it(&self, streams: &[OwnedFd], kept: &[OwnedFd], status: BorrowedFd<'_>) -> Start {
         if let [stdin, stdout, stderr] = streams {
             let moved = rustix::stdio::dup2_stdin(stdin)
                 .and_then(|()| rustix::stdio::dup2_stdout(stdout))
@@ -217,13 +238,18 @@ impl Command {
         if let Err(errno) = sys::place(kept, &self.keep) {
             return Start::Restrict(errno);
         }
+        if self.filter.is_some()
+            && let Err(errno) = crate::restrict::drop_the_helpers_capabilities()
+        {
+            return Start::Restrict(errno);
+        }
         if self.scoped
             && let Err(errno) = crate::restrict::scope()
         {
             return Start::Restrict(errno);
         }
-        if self.confined
-            && let Err(errno) = crate::restrict::no_terminal_injection()
+        if let Some(filter) = &self.filter
+            && let Err(errno) = self.install(filter, status)
         {
             return Start::Restrict(errno);
         }
@@ -243,6 +269,17 @@ impl Command {
             }
         }
         Start::Exec(failure)
+    }
+}
+
+impl Command {
+    fn install(&self, filter: &Filter, status: BorrowedFd<'_>) -> Result<(), Errno> {
+        if self.guarded {
+            let listener = filter.install_asking()?;
+            crate::spec::send_descriptors(status, &[listener.as_fd()])
+        } else {
+            filter.install()
+        }
     }
 }
 

@@ -344,6 +344,9 @@ fn namespace_failure(error: NamespaceError) -> Failure {
 }
 
 fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), Failure> {
+    let paths = |paths: &[PathBuf]| -> io::Result<Vec<CString>> {
+        paths.iter().map(|path| spec::c_string(path.as_os_str())).collect()
+    };
     let build = || -> io::Result<Spec> {
         let argv = plan.argv.iter().map(|word| spec::c_string(word)).collect::<io::Result<_>>()?;
         let own: [(&OsStr, &OsStr); 3] = [
@@ -369,6 +372,9 @@ fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), F
             blocked: context.blocked,
             check: plan.check.as_ref().map(|path| spec::c_string(path.as_os_str())).transpose()?,
             scoped: plan.scoped,
+            guarded: plan.guarded,
+            inside: paths(&plan.inside)?,
+            sockets: paths(&plan.sockets)?,
             keep: context.keep.iter().map(|(_, number)| *number).collect(),
         })
     };

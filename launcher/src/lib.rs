@@ -4,8 +4,10 @@
 
 pub mod backend;
 pub mod cli;
+pub mod connect;
 pub mod enforcement;
 pub mod error;
+pub mod filter;
 pub mod init;
 pub mod launch;
 pub mod mount;

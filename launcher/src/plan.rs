@@ -28,6 +28,8 @@ pub enum Step {
     ProveReadOnly(PathBuf),
     /// Signals and abstract sockets stay inside.
     Scope,
+    /// Connections are made by the helper.
+    GuardConnections,
     /// No input can be pushed into the terminal.
     NoTerminalInjection,
     /// The command, in this directory.
@@ -48,6 +50,7 @@ impl fmt::Display for Step {
                 write!(f, "prove that {} can't be made inside", quoted(path))
             }
             Self::Scope => f.write_str("keep signals and abstract sockets inside"),
+            Self::GuardConnections => f.write_str("connect only to sockets of the run's own"),
             Self::NoTerminalInjection => f.write_str("refuse input pushed into the terminal"),
             Self::Run(cwd, argv) => {
                 write!(f, "run in {}:", quoted(cwd))?;
@@ -85,6 +88,12 @@ pub struct Plan {
     pub user_namespace: bool,
     /// Whether signals and abstract sockets are kept inside.
     pub scoped: bool,
+    /// Whether connections are made by the helper.
+    pub guarded: bool,
+    /// Directories of the file systems that are the run's own.
+    pub inside: Vec<PathBuf>,
+    /// Sockets of the host's that the command may reach.
+    pub sockets: Vec<PathBuf>,
     /// What must not be makeable inside.
     pub check: Option<PathBuf>,
     /// How much of the policy holds.
@@ -106,6 +115,8 @@ pub struct Facts {
     pub can_mount: bool,
     /// Whether the kernel can keep signals and abstract sockets inside.
     pub can_scope: bool,
+    /// Whether connections can be made by the helper.
+    pub can_guard: bool,
 }
 
 impl Facts {
@@ -117,6 +128,7 @@ impl Facts {
             path: std::env::var_os("PATH").unwrap_or_default(),
             can_mount: probe::can_mount(),
             can_scope: restrict::can_scope(),
+            can_guard: restrict::can_guard_connections(),
         }
     }
 }
@@ -139,16 +151,20 @@ impl Plan {
         let regions = regions(&policy);
         let confined = policy.mode != Mode::DangerFullAccess;
         let scoped = confined && facts.can_scope;
+        let guarded = confined && facts.can_guard;
         Ok(Self {
             rules: Arc::new(rules),
             options: bwrap::options(&policy, &regions, &facts.machine),
             user_namespace: !facts.can_mount,
             check: confined.then(|| PathBuf::from("/.stockade-must-not-be-writable")),
-            enforcement: Enforcement::of(&policy, scoped),
+            enforcement: Enforcement::of(&policy, scoped, guarded),
+            inside: bwrap::inside(&regions, &facts.machine),
+            sockets: facts.machine.allowed.clone(),
             policy,
             regions,
             program,
             scoped,
+            guarded,
             argv,
             cwd,
         })
@@ -170,6 +186,9 @@ impl Plan {
         }
         if self.scoped {
             steps.push(Step::Scope);
+        }
+        if self.guarded {
+            steps.push(Step::GuardConnections);
         }
         steps.push(Step::Run(self.cwd.clone(), self.argv.clone()));
         steps
@@ -199,6 +218,7 @@ mod tests {
             path: "/usr/bin:/bin".into(),
             can_mount: false,
             can_scope: true,
+            can_guard: true,
         };
         let policy = Policy::new(Mode::ReadOnly, "/w".into());
         let Ok(plan) = Plan::new(policy, vec!["a b".into()], "/w".into(), &facts) else {

@@ -154,6 +154,15 @@ pub fn can_mount() -> bool {
             .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
+/// Tells whether root's helper can look at every process inside.
+#[must_use]
+pub fn can_trace() -> bool {
+    geteuid().is_root()
+        && rustix::thread::capabilities(None).is_ok_and(|sets| {
+            sets.permitted.contains(CapabilitySet::SYS_PTRACE | CapabilitySet::SETPCAP)
+        })
+}
+
 fn namespaces() -> Check {
     const ID: &str = "namespaces";
     let user = (!can_mount()).then(|| (geteuid().as_raw(), rustix::process::getegid().as_raw()));

@@ -34,6 +34,12 @@ pub struct Spec {
     pub check: Option<CString>,
     /// Whether the kernel shall be asked to keep signals and abstract sockets inside.
     pub scoped: bool,
+    /// Whether the helper makes the command's connections.
+    pub guarded: bool,
+    /// Directories of the file systems that are the run's own.
+    pub inside: Vec<CString>,
+    /// Sockets of the host's that the command may reach.
+    pub sockets: Vec<CString>,
     /// Numbers under which the extra descriptors reach the command.
     pub keep: Vec<i32>,
 }
@@ -49,9 +55,12 @@ impl Spec {
         put_list(&mut bytes, &self.environment);
         put_list(&mut bytes, std::slice::from_ref(&self.cwd));
         put_list(&mut bytes, self.check.as_slice());
+        put_list(&mut bytes, &self.inside);
+        put_list(&mut bytes, &self.sockets);
         bytes.extend(self.ignored.0.to_ne_bytes());
         bytes.extend(self.blocked.0.to_ne_bytes());
         bytes.extend(u64::from(self.scoped).to_ne_bytes());
+        bytes.extend(u64::from(self.guarded).to_ne_bytes());
         for number in &self.keep {
             bytes.extend(i64::from(*number).to_ne_bytes());
         }
@@ -92,9 +101,12 @@ impl Spec {
             environment: reader.list()?,
             cwd: reader.list()?.pop().ok_or(io::ErrorKind::InvalidData)?,
             check: reader.list()?.pop(),
+            inside: reader.list()?,
+            sockets: reader.list()?,
             ignored: SignalSet(reader.number()?),
             blocked: SignalSet(reader.number()?),
             scoped: reader.number()? != 0,
+            guarded: reader.number()? != 0,
             keep: {
                 let mut keep = Vec::new();
                 while !reader.0.is_empty() {
@@ -365,25 +377,40 @@ pub fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> rusti
 /// # Errors
 /// The launcher is gone.
 pub fn receive_descriptors(socket: BorrowedFd<'_>) -> rustix::io::Result<Vec<OwnedFd>> {
+    match receive_with_descriptors(socket, &mut [0])? {
+        (0, _) => Err(Errno::CONNRESET),
+        (_, fds) => Ok(fds),
+    }
+}
+
+/// Receives a message and what descriptors came with it; waits for it. A length of zero means that the other end is closed.
+///
+/// # Errors
+/// As recvmsg(2).
+pub fn receive_with_descriptors(
+    socket: BorrowedFd<'_>,
+    message: &mut [u8],
+) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(250))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let received = rustix::net::recvmsg(
-        socket,
-        &mut [io::IoSliceMut::new(&mut byte)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    if received.bytes == 0 {
-        return Err(Errno::CONNRESET);
-    }
+    let received = loop {
+        match rustix::net::recvmsg(
+            socket,
+            &mut [io::IoSliceMut::new(message)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
     let mut all = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = part {
             all.extend(fds);
         }
     }
-    Ok(all)
+    Ok((received.bytes, all))
 }
 
 /// Makes the two ends of a control channel, both close-on-exec.
@@ -424,6 +451,9 @@ mod tests {
             blocked: SignalSet(0),
             check: Some(c(b"/x")),
             scoped: true,
+            guarded: true,
+            inside: vec![c(b"/w")],
+            sockets: vec![c(b"/s\xff")],
             keep: vec![5, 9],
         };
         let file = spec.to_file().unwrap();

@@ -3,6 +3,8 @@
 //! Everything here is small and says why it is sound; the rest of the crate has no `unsafe`.
 #![expect(unsafe_code, reason = "fork, execve and signal dispositions have no safe wrapper")]
 
+pub mod seccomp;
+
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -466,24 +468,6 @@ pub fn landlock_scope() -> rustix::io::Result<()> {
     // SAFETY: restricting itself is the purpose; the call takes a descriptor and no pointer.
     let result =
         unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0_u32) };
-    if result < 0 { Err(last_errno()) } else { Ok(()) }
-}
-
-/// Installs a seccomp filter for this thread and what it becomes.
-///
-/// # Errors
-/// The kernel has none, or the process may still gain privileges.
-pub fn install_filter(program: &[crate::restrict::Instruction]) -> rustix::io::Result<()> {
-    let mut instructions: Vec<libc::sock_filter> =
-        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let filter = libc::sock_fprog {
-        len: u16::try_from(instructions.len()).map_err(|_| Errno::INVAL)?,
-        filter: instructions.as_mut_ptr(),
-    };
-    // SAFETY: `filter` points to `len` instructions that live over the call; the kernel copies and checks them.
-    let result = unsafe {
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter, 0, 0)
-    };
     if result < 0 { Err(last_errno()) } else { Ok(()) }
 }
 

@@ -27,6 +27,9 @@ const KEPT_CAPABILITIES: [&str; 9] = [
     "CAP_NET_BIND_SERVICE",
 ];
 
+/// What root's helper keeps besides, to look at the command's connections, and to take these two from the command.
+const HELPER_CAPABILITIES: [&str; 2] = ["CAP_SYS_PTRACE", "CAP_SETPCAP"];
+
 /// Directories below `/run` that hold programs and names, not sockets.
 const HARMLESS_IN_RUN: [&str; 4] =
     ["/run/current-system", "/run/booted-system", "/run/wrappers", "/run/opengl-driver"];
@@ -36,6 +39,8 @@ const HARMLESS_IN_RUN: [&str; 4] =
 pub struct Machine {
     /// Whether the caller is root.
     pub root: bool,
+    /// Whether this caller has what [`HELPER_CAPABILITIES`] names, and the helper uses it.
+    pub tracing: bool,
     /// The caller's `$XDG_RUNTIME_DIR`.
     pub runtime_directory: Option<PathBuf>,
     /// Files below `/run` that names outside of it lead to and that ordinary programs need (`resolv.conf`).
@@ -57,6 +62,7 @@ impl Machine {
         let below_run = |path: &&PathBuf| path.starts_with("/run");
         Self {
             root: rustix::process::geteuid().is_root(),
+            tracing: probe::can_trace(),
             runtime_directory: std::env::var_os("XDG_RUNTIME_DIR")
                 .map(PathBuf::from)
                 .as_ref()
@@ -143,6 +149,13 @@ pub fn options(policy: &Policy, regions: &[PathBuf], machine: &Machine) -> Vec<O
     list.0
 }
 
+/// Returns directories of the file systems that only the run can reach, and that it can make sockets in.
+#[must_use]
+pub fn inside(regions: &[PathBuf], machine: &Machine) -> Vec<PathBuf> {
+    let private = ["/dev/shm".into()].into_iter().chain(machine.runtime_directory.clone());
+    regions.iter().cloned().chain(private).collect()
+}
+
 fn confine(list: &mut Options, regions: &[PathBuf], machine: &Machine) {
     list.flags(&["--unshare-ipc"]);
     list.paths("--ro-bind", "/", "/").path("--dev", "/dev").path("--proc", "/proc");
@@ -188,7 +201,8 @@ fn confine(list: &mut Options, regions: &[PathBuf], machine: &Machine) {
     list.path("--remount-ro", "/run").path("--remount-ro", "/dev");
     if machine.root {
         list.flags(&["--cap-drop", "ALL"]);
-        for capability in KEPT_CAPABILITIES {
+        let helper = HELPER_CAPABILITIES.iter().filter(|_| machine.tracing);
+        for capability in KEPT_CAPABILITIES.iter().chain(helper) {
             list.flags(&["--cap-add", capability]);
         }
     }

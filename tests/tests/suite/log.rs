@@ -186,10 +186,8 @@ as_root_and_user! {
         assert_eq!(result["argv"][0], "sh");
         assert_eq!(result["cwd"], world.workspace().to_str().unwrap());
         assert_eq!(result["backend"], "bwrap");
-        // The one gap that every run has is named: sockets that the host makes later, outside of what is served.
-        assert_eq!(result["enforcement"]["level"], "partial", "{result:#}");
-        assert_eq!(result["enforcement"]["gaps"].as_array().map(Vec::len), Some(1), "{result:#}");
-        assert!(result["enforcement"]["gaps"][0].to_string().contains("late-sockets"), "{result:#}");
+        assert_eq!(result["enforcement"]["level"], "full", "{result:#}");
+        assert_eq!(result["enforcement"]["gaps"], serde_json::json!([]), "{result:#}");
         assert_eq!((&result["outcome"], &result["exit_code"], &result["signal"]), (&"exited".into(), &4.into(), &Value::Null));
         let names = |kind: &str| result["changes"][kind].to_string();
         assert!(names("created").contains(&path(world, "n")), "{result:#}");

@@ -17,4 +17,5 @@ mod program;
 mod protect;
 mod read_only;
 mod sessions;
+mod sockets;
 mod workspace_write;

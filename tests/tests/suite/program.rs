@@ -11,6 +11,8 @@ pub const REFUSED: &str = include_str!("../../programs/refused.py");
 pub const ESCAPE: &str = include_str!("../../programs/escape.py");
 /// Using what the host moves meanwhile.
 pub const MOVED: &str = include_str!("../../programs/moved.py");
+/// Connections to sockets of its own and of the host's.
+pub const SOCKETS: &str = include_str!("../../programs/sockets.py");
 /// Sequences of system calls whose every answer is printed.
 pub const POSIX: &str = include_str!("../../programs/posix.py");
 

@@ -342,14 +342,8 @@ fn announce(plan: &Plan, call: &Call, quiet: bool, verbose: bool) {
         complain("stockade: unprotected: nothing is refused in mode danger-full-access");
     }
     if let Enforcement::Partial(gaps) = &plan.enforcement {
-        let gaps: Vec<_> = gaps
-            .iter()
-            .filter(|gap| verbose || gap.is_particular())
-            .map(|gap| gap.as_str())
-            .collect();
-        if !gaps.is_empty() {
-            complain(&format!("stockade: not enforced: {}", gaps.join(", ")));
-        }
+        let gaps: Vec<_> = gaps.iter().map(|gap| gap.as_str()).collect();
+        complain(&format!("stockade: not enforced: {}", gaps.join(", ")));
     }
     if verbose {
         complain(&format!("stockade: session {} run {}", call.session, call.run));
