@@ -247,6 +247,7 @@ mod tests {
             version_before: line.ends_with(" over").then_some(OLD),
             version_after: None,
             publication: None,
+            noted: None,
             count: if line.ends_with(" swap") { EXCHANGE } else { 1 },
         }
     }

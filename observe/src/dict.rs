@@ -179,6 +179,10 @@ impl<'c> Dict<'c> {
                 Some(0) => Some(Publication::Atomic),
                 Some(_) => Some(Publication::InPlace),
             },
+            noted: match (raw.outcome, raw.rule) {
+                (0 | 2, Some(rule)) => Some(self.rule(rule)?),
+                _ => None,
+            },
             count: raw.count.cast_unsigned(),
         };
         Ok(Stored { seq: raw.seq, run: self.run(raw.run)?, event })

@@ -252,6 +252,8 @@ pub struct Event {
     pub version_after: Option<Version>,
     /// How changed content reached its name.
     pub publication: Option<Publication>,
+    /// What the guard would have refused, were it enforced (`--guard audit`).
+    pub noted: Option<Arc<Denial>>,
     /// How many operations this event stands for; 2 for a rename that exchanges two names.
     pub count: u64,
 }

@@ -1,6 +1,7 @@
 //! An event as JSON, version 1 (contract section 5): one object a line.
 //!
-//! Beside the contract's fields there are `ppid`, `rule_source` where a rule refused, and for bytes that aren't UTF-8
+//! Beside the contract's fields there are `ppid`, `rule_source` where a rule refused (or, with the outcome `ok`, would
+//! have refused under `--guard enforce`), and for bytes that aren't UTF-8
 //! `path_b64`, `path2_b64`, `exe_b64` and `comm_b64` next to the lossy text. The command line isn't repeated in each
 //! event; the log has it.
 
@@ -71,9 +72,9 @@ pub fn to_json(session: &SessionId, stored: &Stored) -> String {
     let second = event.path2.as_deref().map(Path::new).map(path_bytes).map(text);
     let (path2, path2_b64) = second.map_or((None, None), |(text, b64)| (Some(text), b64));
     let (errno, denial) = match &event.outcome {
-        Outcome::Ok => (None, None),
+        Outcome::Ok => (None, event.noted.as_ref()),
         Outcome::Denied { denial, errno } => (Some(*errno), Some(denial)),
-        Outcome::Error { errno } => (Some(*errno), None),
+        Outcome::Error { errno } => (Some(*errno), event.noted.as_ref()),
     };
     let line = Line {
         v: V,
@@ -120,13 +121,12 @@ pub fn from_json(line: &str) -> Result<(SessionId, Stored)> {
     if line.v != V {
         return Err(bad(&format!("version {}", line.v)));
     }
-    let denial = line.rule.map(|rule| Denial::new(rule, line.rule_source.unwrap_or_default()));
-    let outcome = match (line.outcome.as_str(), line.errno, denial) {
-        ("ok", None, None) => Outcome::Ok,
-        ("denied", Some(errno), Some(denial)) => {
-            Outcome::Denied { denial: Arc::new(denial), errno }
-        }
-        ("error", Some(errno), None) => Outcome::Error { errno },
+    let denial =
+        line.rule.map(|rule| Arc::new(Denial::new(rule, line.rule_source.unwrap_or_default())));
+    let (outcome, noted) = match (line.outcome.as_str(), line.errno, denial) {
+        ("ok", None, noted) => (Outcome::Ok, noted),
+        ("denied", Some(errno), Some(denial)) => (Outcome::Denied { denial, errno }, None),
+        ("error", Some(errno), noted) => (Outcome::Error { errno }, noted),
         _ => return Err(bad("outcome")),
     };
     let event = Event {
@@ -161,6 +161,7 @@ pub fn from_json(line: &str) -> Result<(SessionId, Stored)> {
             Some("in-place") => Some(Publication::InPlace),
             Some(_) => return Err(bad("publication")),
         },
+        noted,
         count: line.count,
     };
     let stored = Stored { seq: line.seq, run: RunId(line.run.into()), event };

@@ -12,6 +12,7 @@ pub mod event;
 mod export;
 mod follow;
 mod live;
+mod observed;
 mod query;
 mod recent;
 mod recorder;
@@ -35,6 +36,7 @@ pub use event::{
 pub use export::{from_json, to_json};
 pub use follow::{Follow, SqlValue};
 pub use live::is_id;
+pub use observed::{Freshness, Observed};
 pub use query::{Filter, globs};
 pub use recorder::{Failure, OnRecordFailure, QUEUE, Recorder};
 pub use run::{

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::event::{Event, Op, Outcome, Process, SessionId, Sink, Time, Version};
 use crate::live::{HeadFile, Live, hex, mark_interrupted};
+use crate::observed::Observed;
 use crate::run::{DenialRow, Recording, RunInfo, RunOutcome, RunSummary};
 use crate::store::Store;
 use crate::tally::Tally;
@@ -134,6 +135,7 @@ impl Sink for Shared {
 #[must_use = "a recorder that is dropped leaves an interrupted run in the log"]
 pub struct Recorder {
     shared: Arc<Shared>,
+    observed: Arc<Observed>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -164,8 +166,10 @@ impl Recorder {
             failure: Mutex::new(None),
             on_failure,
         });
+        let observed = Observed::new(session_dir);
         let worker = Worker {
             dir: session_dir.to_owned(),
+            observed: observed.clone(),
             session,
             run,
             received,
@@ -185,13 +189,19 @@ impl Recorder {
             .spawn(move || worker.run())
             .map_err(Error::io("start a thread for", session_dir))?;
         *shared.recorder.lock() = Some(thread.thread().clone());
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, observed, thread: Some(thread) })
     }
 
     /// Returns the sink that the file system gives its events to.
     #[must_use]
     pub fn sink(&self) -> Arc<dyn Sink> {
         self.shared.clone()
+    }
+
+    /// Returns what the run's session has seen; what the file system adds to it is written along with the events.
+    #[must_use]
+    pub fn observed(&self) -> Arc<Observed> {
+        self.observed.clone()
     }
 
     /// Returns once everything recorded so far is committed.
@@ -285,6 +295,7 @@ struct Log {
 struct Worker {
     dir: PathBuf,
     session: SessionId,
+    observed: Arc<Observed>,
     run: RunInfo,
     received: Receiver<Message>,
     shared: Arc<Shared>,
@@ -461,7 +472,7 @@ impl Worker {
         if let Some(entry) = head {
             log.head.set(&entry)?;
         }
-        result
+        result.and_then(|()| log.writer.observe(&self.observed))
     }
 
     fn open(&self) -> Result<Log> {
@@ -530,6 +541,7 @@ fn gap_event(lost: u64, since: Time) -> Event {
         version_before: Some(Version { size: 0, mtime: since.0, ctime: since.0 }),
         version_after: None,
         publication: None,
+        noted: None,
         count: lost,
     }
 }

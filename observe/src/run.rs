@@ -142,9 +142,15 @@ pub struct DenialRow {
     pub count: u64,
 }
 
-/// A write that met content it didn't expect.
+/// A loss of content that wasn't expected, or that the session hadn't seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConflictRow {
+    /// What met it; `conflict` for a publication.
+    #[serde(with = "as_name", default = "conflict")]
+    pub op: Op,
+    /// The guard's rule that speaks against it.
+    #[serde(default)]
+    pub rule: Option<Rule>,
     /// The target.
     #[serde(with = "bytes::path")]
     pub path: PathBuf,
@@ -243,6 +249,10 @@ impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         bytes::VersionText::deserialize(deserializer)?.try_into().map_err(serde::de::Error::custom)
     }
+}
+
+fn conflict() -> Op {
+    Op::Conflict
 }
 
 mod as_name {

@@ -16,13 +16,13 @@ use crate::template;
 
 /// The format that this version writes: major × 100 + minor. A minor version adds tables, views and indices, never a
 /// column of a table that the chain covers.
-pub const FORMAT: i32 = 100;
+pub const FORMAT: i32 = 101;
 
 /// `Stoc`: tells a log from any other SQLite database.
 const APPLICATION_ID: i32 = 0x5374_6f63;
 
 /// The tables of [`FORMAT`].
-pub(crate) const SCHEMA: &str = include_str!("schema.sql");
+pub(crate) const SCHEMA: &str = concat!(include_str!("schema.sql"), include_str!("observed.sql"));
 
 /// The database's name in a session's directory.
 pub const FILE_NAME: &str = "log.db";
@@ -183,12 +183,27 @@ impl Store {
         let (id, version) = self.identity().map_err(Error::sql("read the log's header"))?;
         if (id, version) != (0, 0) {
             // Later formats bring the log up to date here, one `if version < …` a step.
-            return self.check(id, version);
+            self.check(id, version)?;
+            if version < 101 {
+                self.add_observed().map_err(Error::sql("bring the log up to date"))?;
+            }
+            return Ok(());
         }
         self.create().map_err(Error::sql("create the log"))?;
         // Another process may have made it first.
         let (id, version) = self.identity().map_err(Error::sql("read the log's header"))?;
         self.check(id, version)
+    }
+
+    /// From 100 to 101: what the session has seen.
+    fn add_observed(&self) -> rusqlite::Result<()> {
+        let tx = rusqlite::Transaction::new_unchecked(
+            &self.conn,
+            rusqlite::TransactionBehavior::Immediate,
+        )?;
+        tx.execute_batch(include_str!("observed.sql"))?;
+        tx.pragma_update(None, "user_version", 101)?;
+        tx.commit()
     }
 
     fn create(&self) -> rusqlite::Result<()> {

@@ -4,7 +4,12 @@ use std::collections::HashMap;
 
 use crate::changes::NetChanges;
 use crate::event::{Event, Op, Outcome};
+use stockade_policy::Rule;
+
 use crate::run::{ConflictRow, DenialRow, Recording, RunSummary};
+
+/// Losses of unseen content that are listed one by one; the log has them all.
+const UNSEEN: usize = 1000;
 
 /// The running account of a run.
 #[derive(Debug, Default)]
@@ -37,23 +42,48 @@ impl Tally {
                     count: event.count,
                 };
                 self.keep(&row);
+                if event.op == Op::Conflict {
+                    self.conflict(event, Some(denial.rule()));
+                }
                 return Some(row);
             }
-            (_, Op::Conflict) if self.conflicts.len() < RunSummary::DENIALS => {
-                self.conflicts.push(ConflictRow {
-                    path: event.path.clone(),
-                    kept: event.path2.clone(),
-                    pid: event.process.pid,
-                    exe: event.process.exe.clone(),
-                    expected: event.version_before,
-                    found: event.version_after,
-                });
-            }
+            (_, Op::Conflict) => self.conflict(event, None),
             (Outcome::Ok, Op::Read) => self.reads = self.reads.saturating_add(event.count),
             (Outcome::Ok | Outcome::Error { .. }, _) => {}
         }
+        if let Some(denial) = &event.noted {
+            self.conflict(event, Some(denial.rule()));
+        }
         self.changes.add(event);
         None
+    }
+
+    fn conflict(&mut self, event: &Event, rule: Option<Rule>) {
+        // A clean-up of many files that nobody looked at isn't worth more than a thousand lines.
+        let most = if rule == Some(Rule::NotObserved) { UNSEEN } else { RunSummary::DENIALS };
+        if self.conflicts.len() >= most {
+            return;
+        }
+        let (path, kept, expected, found) = match event.op {
+            Op::Conflict => {
+                (&event.path, event.path2.clone(), event.version_before, event.version_after)
+            }
+            // What was lost stood at the new name.
+            Op::Rename => {
+                (event.path2.as_ref().unwrap_or(&event.path), None, None, event.version_before)
+            }
+            _ => (&event.path, None, None, event.version_before),
+        };
+        self.conflicts.push(ConflictRow {
+            op: event.op,
+            rule,
+            path: path.clone(),
+            kept,
+            pid: event.process.pid,
+            exe: event.process.exe.clone(),
+            expected,
+            found,
+        });
     }
 
     fn keep(&mut self, row: &DenialRow) {

@@ -13,6 +13,7 @@ use crate::bytes::{join_nul, path_bytes};
 use crate::chain::{Append, Entry, Table};
 use crate::error::{Error, Result};
 use crate::event::{Event, Key, Op, Outcome, Process, Publication, Time, Version};
+use crate::observed::Observed;
 use crate::recent::Recent;
 use crate::run::{Ending, RunInfo, RunOutcome};
 use crate::store::{Store, op_code};
@@ -244,6 +245,21 @@ impl Writer {
         append.commit()
     }
 
+    /// Writes what the session has seen since the last time.
+    pub(crate) fn observe(&self, observed: &Observed) -> Result<()> {
+        let Some(fresh) = observed.take() else { return Ok(()) };
+        match fresh.write(&self.store.conn) {
+            Ok(()) => {
+                observed.written(&fresh);
+                Ok(())
+            }
+            Err(error) => {
+                observed.put_back(fresh);
+                Err(error)
+            }
+        }
+    }
+
     /// Closes the run; on return it is on the disk.
     pub(crate) fn end_run(
         &mut self,
@@ -330,9 +346,13 @@ fn insert_event(
         None => None,
     };
     let (errno, rule) = match &event.outcome {
-        Outcome::Ok => (None, None),
-        Outcome::Denied { denial, errno } => (Some(*errno), Some(caches.rule(append, denial)?)),
-        Outcome::Error { errno } => (Some(*errno), None),
+        Outcome::Ok => (None, &event.noted),
+        Outcome::Denied { denial, errno } => (Some(*errno), &Some(denial.clone())),
+        Outcome::Error { errno } => (Some(*errno), &event.noted),
+    };
+    let rule = match rule {
+        Some(denial) => Some(caches.rule(append, denial)?),
+        None => None,
     };
     let (op, outcome) = (op_code(event.op), outcome_code(&event.outcome));
     let seq = append.row(Table::Event, |row| {

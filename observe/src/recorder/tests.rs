@@ -34,6 +34,7 @@ fn event(op: Op, path: &str) -> Event {
         version_before: None,
         version_after: None,
         publication: None,
+        noted: None,
         count: 1,
     }
 }
@@ -201,7 +202,7 @@ fn a_newer_format_and_another_sessions_log_are_refused() {
     store.conn.pragma_update(None, "user_version", FORMAT + 100).unwrap();
     drop(store);
     let newer = start("s1", "r3").finish(RunOutcome::exited(0)).unwrap();
-    assert!(newer.recording.error.unwrap().contains("format 2.0"));
+    assert!(newer.recording.error.unwrap().contains("format 2.1"));
     assert!(matches!(Store::open_read_only(dir.path()), Err(Error::Newer { .. })));
 }
 

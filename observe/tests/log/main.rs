@@ -66,6 +66,7 @@ fn event(process: &Arc<Process>, op: Op, path: &str) -> Event {
         version_before: None,
         version_after: None,
         publication: None,
+        noted: None,
         count: 1,
     }
 }

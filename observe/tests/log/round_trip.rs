@@ -73,6 +73,7 @@ fn any_event(processes: Vec<Process>) -> impl Strategy<Value = Event> {
         (
             option::of(prop::sample::select(vec![Publication::Atomic, Publication::InPlace])),
             any::<u64>(),
+            option::of(name()),
         ),
     )
         .prop_map(
@@ -81,8 +82,11 @@ fn any_event(processes: Vec<Process>) -> impl Strategy<Value = Event> {
                 (path, path2, key, outcome),
                 (bytes_read, bytes_written),
                 (version_before, version_after, same),
-                (publication, count),
+                (publication, count, noted),
             )| Event {
+                noted: noted
+                    .filter(|_| !matches!(outcome, Outcome::Denied { .. }))
+                    .map(|name| Arc::new(Denial::new(Rule::StaleVersion, name.to_string_lossy()))),
                 time: Time(time),
                 process,
                 op,
