@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::FileType;
-use stockade_observe::{Event, Key, Op, Outcome, Process, Sink, Time};
+use stockade_observe::{Event, Key, Observed, Op, Outcome, Process, Sink, Time};
 use stockade_policy::{
     Denial, EntryKind, Guard, Hardlinks, Mode, ObserveLevel, Policy, Publish, Rules, Zone,
 };
@@ -21,7 +21,7 @@ use crate::host::{self, SelfFd, Stat};
 use crate::journal::Journal;
 use crate::moves::Moves;
 use crate::node::{Node, PendingLookup, Table};
-use crate::ops::{DeniedInodes, Overlay, not_staged};
+use crate::ops::{DeniedInodes, Findings, Overlay, not_staged};
 use crate::owner::Owner;
 use crate::process::Processes;
 use crate::watch::Watches;
@@ -93,6 +93,12 @@ pub struct Fs {
     pub(crate) mode: Mode,
     pub(crate) publish: Publish,
     pub(crate) guard: Guard,
+    pub(crate) findings: Findings,
+    /// What the session has seen.
+    pub(crate) observed: Arc<Observed>,
+    /// Where content goes that must not be lost and can't have its name.
+    pub(crate) kept: Option<PathBuf>,
+    pub(crate) kept_count: AtomicU64,
     pub(crate) overlay: Overlay,
     pub(crate) journal: Journal,
     pub(crate) hardlinks: Hardlinks,
@@ -118,6 +124,8 @@ pub struct Parts {
     pub passthrough: bool,
     pub pins: usize,
     pub state: Option<PathBuf>,
+    pub observed: Arc<Observed>,
+    pub kept: Option<PathBuf>,
     pub lifetimes: Lifetimes,
 }
 
@@ -143,6 +151,10 @@ impl Fs {
             mode: parts.policy.mode,
             publish: parts.policy.publish,
             guard: parts.policy.guard,
+            findings: Findings::new(parts.policy.guard),
+            observed: parts.observed,
+            kept: parts.kept,
+            kept_count: AtomicU64::new(0),
             overlay: Overlay::default(),
             journal: Journal::start(parts.state.as_deref(), key),
             hardlinks: parts.policy.hardlinks,
@@ -285,6 +297,7 @@ impl Fs {
             version_before: None,
             version_after: None,
             publication: None,
+            noted: None,
             count: 1,
         }
     }

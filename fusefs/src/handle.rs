@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, OFlags};
 use stockade_observe::{Process, Version};
+use stockade_policy::Denial;
 
 use crate::error::{FsError, FsResult};
 use crate::node::Node;
@@ -36,6 +37,10 @@ pub struct FileHandle {
     pub judged: bool,
     /// It was opened with staged content.
     pub staged: bool,
+    /// Whoever opened it for writing knew the content, or was let write over it unseen.
+    pub author: AtomicBool,
+    /// What the guard would have refused.
+    pub noted: OnceLock<Arc<Denial>>,
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
     pub operations: AtomicU64,

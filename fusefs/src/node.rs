@@ -60,6 +60,8 @@ pub struct Node {
     pub flow: Mutex<Flow>,
     /// Open files that may write.
     pub writers: AtomicUsize,
+    /// Those of them whose content the session knew, or came to know; see `ops/guard.rs`.
+    pub authors: AtomicUsize,
     /// Open files of any kind.
     pub opens: AtomicUsize,
     /// Open files that are programs being run.
@@ -261,6 +263,7 @@ impl Node {
             zone: Mutex::new(None),
             flow: Mutex::default(),
             writers: AtomicUsize::new(0),
+            authors: AtomicUsize::new(0),
             opens: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             staged: Mutex::new(None),

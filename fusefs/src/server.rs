@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use stockade_observe::Sink;
+use stockade_observe::{Observed, Sink};
 use stockade_policy::{Policy, Rules};
 
 use crate::adapter::Connection;
@@ -36,6 +36,10 @@ pub struct ServerConfig {
     pub passthrough: bool,
     /// Where this server may note what a killed one would leave (contract F7); 0700.
     pub state: Option<PathBuf>,
+    /// What the session has seen, told and asked here.
+    pub observed: Arc<Observed>,
+    /// Where content goes that must not be lost and can't have its name; made (0700) when first needed.
+    pub kept: Option<PathBuf>,
     /// Threads that read requests; 0 for the default.
     pub threads: usize,
 }
@@ -103,6 +107,8 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
         passthrough: config.passthrough,
         pins,
         state: config.state,
+        observed: config.observed,
+        kept: config.kept,
         lifetimes: Lifetimes {
             watched: Duration::from_secs(24 * 3600),
             unwatched: Duration::from_secs(1),

@@ -13,13 +13,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use stockade_fusefs::{Owner, Server, ServerConfig};
 use stockade_observe::{
-    Ending, OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Sink, Time,
+    Ending, OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time,
 };
 
 use crate::error::{Code, Failure};
@@ -187,7 +186,8 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
     };
     let mut servers = Vec::new();
     for ((path, source), device) in plan.regions.iter().zip(sources).zip(devices) {
-        match serve(plan, path.clone(), source, device, recorder.sink()) {
+        let kept = context.session_directory.join("kept").join(&context.run);
+        match serve(plan, path.clone(), source, device, &recorder, kept) {
             Ok(server) => servers.push(server),
             Err(failure) => return Ended::failed(failure, Some(recorder)),
         }
@@ -301,17 +301,20 @@ fn serve(
     path: PathBuf,
     source: OwnedFd,
     device: OwnedFd,
-    sink: Arc<dyn Sink>,
+    recorder: &Recorder,
+    kept: PathBuf,
 ) -> Result<Server, Failure> {
     let config = ServerConfig {
         rules: plan.rules.clone(),
         policy: plan.policy.clone(),
-        sink,
+        sink: recorder.sink(),
         source,
         path,
         owner: owner(plan),
         passthrough: !plan.user_namespace,
         state: crate::state::staged_directory(),
+        observed: recorder.observed(),
+        kept: Some(kept),
         threads: 0,
     };
     stockade_fusefs::serve(device, config).map_err(|error| {

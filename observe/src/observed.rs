@@ -170,6 +170,11 @@ impl Observed {
         self.state.lock().names.set((parent, name.as_bytes().into()), true);
     }
 
+    /// Says that the session put something under a name.
+    pub fn filled(&self, parent: Key, name: &OsStr) {
+        self.state.lock().names.set((parent, name.as_bytes().into()), false);
+    }
+
     /// Says that the session itself took a file from one version to another without looking at its content: if the one
     /// was known, the other is.
     pub fn carried(&self, key: Key, from: Version, to: Version) {

@@ -64,16 +64,15 @@ impl Tally {
         if self.conflicts.len() >= most {
             return;
         }
-        let (path, kept, expected, found) = match event.op {
-            Op::Conflict => {
-                (&event.path, event.path2.clone(), event.version_before, event.version_after)
-            }
-            // What was lost stood at the new name.
-            Op::Rename => {
-                (event.path2.as_ref().unwrap_or(&event.path), None, None, event.version_before)
-            }
-            _ => (&event.path, None, None, event.version_before),
+        let published = event.op == Op::Conflict;
+        let (kept, expected, found) = if published {
+            (event.path2.clone(), event.version_before, event.version_after)
+        } else {
+            (None, None, event.version_before)
         };
+        // What a rename loses stood at the new name.
+        let moved_over = event.path2.as_ref().filter(|_| event.op == Op::Rename);
+        let path = moved_over.unwrap_or(&event.path);
         self.conflicts.push(ConflictRow {
             op: event.op,
             rule,

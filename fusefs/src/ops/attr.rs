@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW,
 use stockade_observe::Op;
 use stockade_policy::Rule;
 
+use super::guard::Noted;
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Fs};
 use crate::host::{self, Stamp, Stat};
@@ -81,13 +82,17 @@ impl Fs {
         let (_, before) = self.inside_stat(&node)?;
         let path = self.path(&node);
         let who = self.who(caller);
-        let allowed = self.may_change(&node, &path, &change);
-        let allowed = allowed.and_then(|()| self.make_sole(&node, &before, &who));
+        let mut noted = None;
+        let allowed = self.may_change(&node, &path, &change).and_then(|()| {
+            noted = self.truncation(&node, handle, change.size, &before)?;
+            self.make_sole(&node, &before, &who)
+        });
         // By now the node may stand for a fresh inode.
         let pin = self.table.pin(&node)?;
         let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
             let mut event = Self::event(who.clone(), op, path.clone(), Some(node.key()));
             event.version_before = Some(before.version());
+            event.noted = noted.clone().filter(|_| op == Op::Truncate);
             let result = allowed.clone().and_then(|()| act());
             event.version_after = host::stat_fd(pin.as_fd()).ok().map(|stat| stat.version());
             self.audited(event, result)
@@ -112,8 +117,34 @@ impl Fs {
             })?;
         }
         let stat = host::stat_fd(pin.as_fd())?;
+        // Who was let change the content knows what it is now; who changed attributes knows what was known before.
+        if change.size.is_some_and(|size| size != before.size) {
+            self.saw(&node, stat.version());
+        } else {
+            self.touched(&node, &before);
+        }
         let life = self.tell(&node, &stat);
         Ok((self.show(&node, stat), life))
+    }
+
+    /// Judges what a change of size loses.
+    fn truncation(
+        &self,
+        node: &Arc<Node>,
+        handle: Option<u64>,
+        size: Option<u64>,
+        before: &Stat,
+    ) -> FsResult<Noted> {
+        if size.is_none_or(|size| size >= before.size) {
+            return Ok(None);
+        }
+        match handle.and_then(|number| self.handles.file(number).ok()) {
+            Some(file) if file.writable() => {
+                self.overwrites(&file)?;
+                Ok(None)
+            }
+            Some(_) | None => self.loss(node, before),
+        }
     }
 
     /// Asks whether a node's attributes may change. A git file is protected for what it says: its permissions and times

@@ -137,6 +137,7 @@ impl Fs {
         let place = self.place(parent, name)?;
         let mut event = Self::event(self.who(caller), Op::Link, old.clone(), Some(node.key()));
         event.path2 = Some(place.path.clone());
+        let mut before = None;
         let result = not_staged(name)
             .and_then(|()| allowed(self.rules.link_refused(&old, &place.path)))
             // A second name is a second way in: what holds for any other name of the file holds for this one.
@@ -145,11 +146,15 @@ impl Fs {
             .and_then(|()| self.publish(&node))
             .and_then(|()| {
                 let pin = self.table.pin(&node)?;
+                before = host::stat_fd(pin.as_fd()).ok();
                 self.self_fd.link(pin.as_fd(), place.dir.as_fd(), &place.name)
             })
             .and_then(|()| self.found(&place));
         if let Ok(entry) = &result {
             describe(&mut event, entry);
+            if let Some(before) = before {
+                self.touched(&node, &before);
+            }
         }
         self.audited(event, result)
     }
@@ -240,6 +245,8 @@ impl Fs {
             } else {
                 self.entry(&place.parent, place.dir.as_fd(), &place.name, stat)?
             };
+            self.saw(&entry.pending.node, stat.version());
+            let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
             let opened = self.opened(
                 &entry.pending.node,
                 who,
@@ -248,6 +255,7 @@ impl Fs {
                 Some(fd),
                 None,
                 true,
+                (writable, None),
             );
             Ok((entry, opened))
         });

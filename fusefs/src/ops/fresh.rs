@@ -295,7 +295,7 @@ fn open_beneath(root: &OwnedFd, relative: &Path) -> FsResult<OwnedFd> {
 }
 
 /// Copies `size` bytes and whatever has been added since.
-fn copy_content(from: &OwnedFd, to: &OwnedFd, size: u64) -> FsResult<()> {
+pub(super) fn copy_content(from: &OwnedFd, to: &OwnedFd, size: u64) -> FsResult<()> {
     let (mut read_at, mut write_at) = (0, 0);
     let mut in_kernel = true;
     let mut buffer = Vec::new();

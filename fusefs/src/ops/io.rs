@@ -59,6 +59,11 @@ impl Fs {
                 Self::event(self.who(caller), Op::Write, file.path.clone(), Some(file.node.key()));
             return self.audited(event, Err(error));
         }
+        if !append && let Err(error) = self.overwrites(&file) {
+            let event =
+                Self::event(self.who(caller), Op::Write, file.path.clone(), Some(file.node.key()));
+            return self.audited(event, Err(error));
+        }
         let mut done = 0;
         while done < data.len() {
             let rest = [std::io::IoSlice::new(&data[done..])];
@@ -109,6 +114,9 @@ impl Fs {
         let result = self.may_write(&file.node).and_then(|()| {
             let fd = self.file_fd(&file)?;
             let mode = FallocateFlags::from_bits_retain(mode);
+            if !FallocateFlags::KEEP_SIZE.contains(mode) {
+                self.overwrites(&file)?;
+            }
             let allocate = || rustix::fs::fallocate(&fd, mode, offset, length);
             Ok(self.as_writer(caller, fd.as_fd(), allocate)?)
         });
@@ -138,7 +146,7 @@ impl Fs {
         let mut event =
             Self::event(self.who(caller), Op::Copy, from.path.clone(), Some(to.node.key()));
         event.path2 = Some(to.path.clone());
-        let result = self.may_write(&to.node).and_then(|()| {
+        let result = self.may_write(&to.node).and_then(|()| self.overwrites(&to)).and_then(|()| {
             let (source, target) = (self.file_fd(&from)?, self.file_fd(&to)?);
             let (from_at, to_at) = (Some(&mut from_at), Some(&mut to_at));
             let copy = || rustix::fs::copy_file_range(&source, from_at, &target, to_at, length);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -25,7 +26,10 @@ impl Fs {
         let watched = self.watches.ensure(&parent, &dir);
         match host::stat_at(dir.as_fd(), &name) {
             Ok(stat) => self.entry(&parent, dir.as_fd(), &name, stat).map(Ok),
-            Err(FsError::Host(Errno::NOENT)) if watched => Ok(Err(self.lifetimes.watched)),
+            Err(FsError::Host(Errno::NOENT)) => {
+                self.observed.absent(parent.key(), OsStr::from_bytes(name.as_bytes()));
+                if watched { Ok(Err(self.lifetimes.watched)) } else { Err(Errno::NOENT.into()) }
+            }
             Err(error) => Err(error),
         }
     }

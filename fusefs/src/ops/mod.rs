@@ -4,6 +4,7 @@ mod attr;
 mod create;
 mod dir;
 mod fresh;
+mod guard;
 mod inside;
 mod io;
 mod judge;
@@ -17,5 +18,6 @@ mod xattr;
 
 pub use attr::{Change, When};
 pub use fresh::{DeniedInodes, not_staged, staged_by};
+pub use guard::Findings;
 pub use stage::{Overlay, Staged};
 pub use xattr::fits as xattr_fits;

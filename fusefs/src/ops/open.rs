@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FileType, OFlags};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use stockade_observe::{Op, Process, Publication, Version};
 use stockade_policy::ConfigKind;
 
+use super::guard::Noted;
 use crate::error::FsResult;
 use crate::fs::{Caller, Data, Fs, Opened};
 use crate::handle::{FileHandle, Handle};
@@ -56,6 +57,7 @@ impl Fs {
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read_shared(&node, &before)?;
             }
+            let (author, noted) = self.known_to_writer(&node, flags, &before)?;
             if writes {
                 self.make_sole(&node, &before, &who)?;
             }
@@ -84,15 +86,54 @@ impl Fs {
             } else {
                 None
             };
-            Ok((fd, before.version()))
+            if !flags.intersects(OFlags::WRONLY | OFlags::TRUNC) {
+                self.saw_opened(&node, &before);
+            }
+            Ok((fd, before.version(), author, noted))
         })();
         match result {
-            Ok((fd, version)) => {
-                let opened = self.opened(&node, who, path, flags, fd, Some(version), exec);
+            Ok((fd, version, author, noted)) => {
+                let version = Some(version);
+                let opened =
+                    self.opened(&node, who, path, flags, fd, version, exec, (author, noted));
                 drop(gate);
                 Ok(opened)
             }
             Err(error) => self.audited(Self::event(who, op, path, Some(node.key())), Err(error)),
+        }
+    }
+
+    /// Tells whether an open for writing knows the content, and judges what is lost by it. What an open for reading and
+    /// writing can write over it can have read. An open that only writes may append, or just set times: such writes come
+    /// to us, and the first that loses something is judged.
+    fn known_to_writer(
+        &self,
+        node: &Arc<Node>,
+        flags: OFlags,
+        before: &host::Stat,
+    ) -> FsResult<(bool, Noted)> {
+        if flags.contains(OFlags::TRUNC) {
+            return Ok((flags.intersects(OFlags::WRONLY | OFlags::RDWR), self.loss(node, before)?));
+        }
+        if flags.contains(OFlags::RDWR) {
+            return Ok((true, None));
+        }
+        if !flags.contains(OFlags::WRONLY) {
+            return Ok((false, None));
+        }
+        Ok((self.knows(node, before), None))
+    }
+
+    /// Notes that a file's content was opened for reading.
+    fn saw_opened(&self, node: &Arc<Node>, before: &host::Stat) {
+        if node.kind != FileType::RegularFile {
+            return;
+        }
+        if node.key().ino == before.ino {
+            self.saw(node, before.version());
+        } else if let Some(stat) = node.held_pin().and_then(|pin| host::stat_fd(pin.as_fd()).ok()) {
+            // It was given an inode of its own just now.
+            self.saw(node, stat.version());
         }
     }
 
@@ -136,6 +177,7 @@ impl Fs {
         fd: Option<Arc<OwnedFd>>,
         opened: Option<Version>,
         exec_or_new: bool,
+        (author, noted): (bool, Noted),
     ) -> Opened {
         let exec = exec_or_new && opened.is_some();
         // A git file that can be opened for writing at all is judged at each write.
@@ -147,7 +189,8 @@ impl Fs {
             Data::Direct
         } else {
             // Who writes decides about set-id bits, so such writes come to us.
-            let ours = writable && fd.as_ref().is_some_and(|fd| host::has_set_id(fd.as_fd()));
+            let set_id = || fd.as_ref().is_some_and(|fd| host::has_set_id(fd.as_fd()));
+            let ours = writable && (!author || set_id());
             self.flow(node, flags, ours).unwrap_or_else(|| {
                 let mut cached = node.cached.lock();
                 let keep = opened.is_some() && *cached == opened && !flags.contains(OFlags::TRUNC);
@@ -162,6 +205,9 @@ impl Fs {
         if exec {
             node.running.fetch_add(1, Ordering::AcqRel);
             self.record(Self::event(who.clone(), Op::Exec, path.clone(), Some(node.key())));
+        }
+        if author {
+            node.authors.fetch_add(1, Ordering::AcqRel);
         }
         let slot = OnceLock::new();
         if let Some(fd) = fd {
@@ -180,6 +226,8 @@ impl Fs {
             path,
             opened,
             exec,
+            author: AtomicBool::new(author),
+            noted: noted.map_or_else(OnceLock::new, OnceLock::from),
             bytes_read: AtomicU64::new(0),
             bytes_written: AtomicU64::new(0),
             operations: AtomicU64::new(0),
@@ -279,9 +327,6 @@ impl Fs {
         if file.exec {
             file.node.running.fetch_sub(1, Ordering::AcqRel);
         }
-        if file.writable() {
-            file.node.writers.fetch_sub(1, Ordering::AcqRel);
-        }
         let operations = file.operations.load(Ordering::Relaxed).max(1);
         let seen =
             |counter: &AtomicU64| (!file.passthrough).then(|| counter.load(Ordering::Relaxed));
@@ -292,6 +337,10 @@ impl Fs {
             .and_then(|fd| host::stat_fd(fd.as_fd()).ok())
             .map(|stat| stat.version())
             .or(file.opened);
+        if file.writable() {
+            self.left(file, after);
+            file.node.writers.fetch_sub(1, Ordering::AcqRel);
+        }
         // A file opened both ways is reported as read unless we know that nothing was.
         let was_read =
             if file.writable() { file.readable() && read != Some(0) } else { !file.exec };
@@ -316,6 +365,7 @@ impl Fs {
             let atomic = file.staged && file.node.staged.lock().is_none();
             event.publication =
                 Some(if atomic { Publication::Atomic } else { Publication::InPlace });
+            event.noted = file.noted.get().cloned();
             event.count = operations;
             self.record(event);
         }

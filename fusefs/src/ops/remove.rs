@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use stockade_observe::Op;
+use stockade_policy::Guard;
 
 use crate::error::FsResult;
 use crate::fs::{Caller, Fs};
@@ -36,25 +37,46 @@ impl Fs {
         let path = self.path_at(&parent, name);
         let mut event = Self::event(self.who(caller), op, path.clone(), None);
         let mut victim = None;
+        let mut expected = None;
         let result = self.may_remove(&path).and_then(|()| {
             victim = self.victim(&parent, dir.as_fd(), name);
+            if let Some((stat, Some(node))) = &victim
+                && stat.is_dir()
+                && self.holds_staged(Some(node))
+            {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            if op == Op::Unlink {
+                event.noted = self.loss_at(&parent, &dir, name, victim.as_ref())?;
+                expected = self.expected(victim.as_ref()).filter(Stat::is_regular);
+            }
             if let Some((stat, Some(node))) = &victim {
-                if stat.is_dir() && self.holds_staged(Some(node)) {
-                    return Err(Errno::NOTEMPTY.into());
-                }
                 // What was being created has nothing to remove on the host.
                 if !stat.is_dir() && op == Op::Unlink && !self.orphan(node) {
                     return Ok(());
                 }
             }
+            let _lock;
+            if self.guard == Guard::Enforce
+                && let Some(expected) = &expected
+            {
+                _lock = self.lock_names(&dir);
+                self.still_there(&dir, &component, expected)?;
+            }
             self.watches.removing(&parent, name);
             Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
         });
+        if result.is_ok() {
+            self.observed.absent(parent.key(), name);
+        }
         if let Some((stat, node)) = victim {
             event.version_before = Some(stat.version());
             event.key = node.as_ref().map(|node| node.key());
             if let (Ok(()), Some(node)) = (&result, node) {
                 node.remove_name(&parent, name);
+                if stat.nlink > 1 {
+                    self.touched(&node, &stat);
+                }
             }
         }
         self.audited(event, result)

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use stockade_observe::{Event, Op};
-use stockade_policy::EntryKind;
+use stockade_policy::{EntryKind, Guard};
 
+use super::guard::Noted;
 use crate::error::FsResult;
 use crate::fs::{Caller, Fs, allowed, entry_kind};
 use crate::host::{self, Stat};
@@ -30,6 +31,12 @@ struct End<'a> {
 impl End<'_> {
     fn kind(&self) -> EntryKind {
         self.there.as_ref().map_or(EntryKind::File, |(stat, _)| entry_kind(stat.file_type()))
+    }
+
+    /// Tells whether both are names of one file.
+    fn is(&self, other: &Self) -> bool {
+        let inode = |end: &Self| end.there.as_ref().map(|(stat, _)| (stat.dev, stat.ino));
+        inode(self).is_some() && inode(self) == inode(other)
     }
 
     fn node(&self) -> Option<&Arc<Node>> {
@@ -67,6 +74,7 @@ impl Fs {
         let moving = from.node().cloned();
         let gate = moving.as_ref().map(|node| node.gate.lock());
         let result = self.move_entry(&mut from, &mut to, exchange, flags);
+        let result = result.map(|noted| event.noted = noted);
         describe(&mut event, &from, &to);
         if result.is_ok() {
             self.renamed(&from, &to, exchange);
@@ -85,7 +93,7 @@ impl Fs {
         to: &mut End<'_>,
         exchange: bool,
         flags: RenameFlags,
-    ) -> FsResult<()> {
+    ) -> FsResult<Noted> {
         not_staged(to.name)?;
         allowed(self.rules.rename_refused(&from.path, &to.path, from.kind()))?;
         if exchange {
@@ -116,12 +124,36 @@ impl Fs {
         if !exchange {
             self.watches.removing(&from.parent, from.name);
         }
-        rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?;
+        let mut noted = None;
+        if exchange || flags.contains(RenameFlags::NOREPLACE) || from.is(to) {
+            // Nothing is lost.
+            rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?;
+        } else {
+            noted = self.replace(from, to, flags)?;
+        }
         if !exchange && let Some(node) = to.node() {
             // It is displaced: what was staged for it has no name any more.
             self.orphan(node);
         }
-        Ok(())
+        Ok(noted)
+    }
+
+    /// Moves an entry to a name, over what may stand there.
+    fn replace(&self, from: &End<'_>, to: &End<'_>, flags: RenameFlags) -> FsResult<Noted> {
+        let noted = self.loss_at(&to.parent, &to.dir, to.name, to.there.as_ref())?;
+        let file = |end: &End<'_>| end.there.as_ref().is_some_and(|(stat, _)| stat.is_regular());
+        if self.guard == Guard::Enforce && file(from) && (file(to) || to.there.is_none()) {
+            // Of what is being created under the name the host knows nothing; of a rewrite it has the old file.
+            let expected = self.expected(to.there.as_ref());
+            self.move_over(
+                (&from.dir, &from.component),
+                (&to.dir, &to.component),
+                expected.as_ref(),
+            )?;
+        } else {
+            rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?;
+        }
+        Ok(noted)
     }
 
     /// Publishes what the rename moves, and refuses what it would trample (`S1` of `ops/stage.rs`).
@@ -160,10 +192,19 @@ impl Fs {
 
     /// Keeps the nodes' names after a rename.
     fn renamed(&self, from: &End<'_>, to: &End<'_>, exchange: bool) {
-        let inode = |end: &End<'_>| end.there.as_ref().map(|(stat, _)| (stat.dev, stat.ino));
         // Renaming a file onto another of its own names does nothing (rename(2)).
-        if inode(from).is_some() && inode(from) == inode(to) && !exchange {
+        if from.is(to) && !exchange {
             return;
+        }
+        if !exchange {
+            self.observed.absent(from.parent.key(), from.name);
+        }
+        self.observed.filled(to.parent.key(), to.name);
+        for end in [from, to] {
+            // The move itself has moved the change time, also of what it displaced and has another name.
+            if let Some((stat, Some(node))) = &end.there {
+                self.touched(node, stat);
+            }
         }
         if let Some(node) = to.node() {
             node.remove_name(&to.parent, to.name);

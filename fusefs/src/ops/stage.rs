@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use stockade_observe::{Key, Op, Outcome, Process, Publication, Version};
 use stockade_policy::{Guard, Publish};
 
 use super::fresh::{copy_attributes, staged_name};
+use super::guard::same_content;
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Fs};
 use crate::handle::FileHandle;
@@ -53,6 +55,44 @@ struct Base {
     pin: Arc<OwnedFd>,
     key: Key,
     stat: Stat,
+}
+
+impl Base {
+    fn is_untouched(&self) -> bool {
+        host::stat_fd(self.pin.as_fd()).is_ok_and(|stat| stat.version() == self.stat.version())
+    }
+}
+
+/// What became of a publication.
+enum Put {
+    Clean,
+    /// It took the place of something else than expected.
+    Displaced {
+        found: Version,
+        kept: Option<PathBuf>,
+    },
+    /// Something else than expected was there, and is again.
+    Refused {
+        found: Option<Version>,
+        kept: Option<PathBuf>,
+    },
+}
+
+/// A hidden name, taken away with this value.
+struct Away<'a> {
+    dir: &'a OwnedFd,
+    name: &'a CString,
+    there: bool,
+}
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        if self.there
+            && let Err(error) = rustix::fs::unlinkat(self.dir, self.name, AtFlags::empty())
+        {
+            tracing::warn!(%error, "a staged file stays behind");
+        }
+    }
 }
 
 /// The staged names, by directory and name.
@@ -264,13 +304,27 @@ impl Fs {
         if ready { self.publish(&file.node) } else { Ok(()) }
     }
 
+    /// Tells whether what a staged node is to replace is still as it was; `None` if nothing is staged.
+    pub(crate) fn base_is_untouched(&self, node: &Node) -> Option<bool> {
+        let slot = node.staged.lock();
+        let base = slot.as_ref()?.base.as_ref();
+        Some(base.is_none_or(Base::is_untouched))
+    }
+
+    /// Returns the file that a staged node is to replace, if anything is staged.
+    pub(crate) fn staged_base(&self, node: &Node) -> Option<Option<Stat>> {
+        let slot = node.staged.lock();
+        Some(slot.as_ref()?.base.as_ref().map(|base| base.stat))
+    }
+
     /// The last open file of a node is closed.
     pub(crate) fn settle(&self, file: &FileHandle) {
         let drop_it = match &*file.node.staged.lock() {
             None => return,
             Some(staged) => staged.killed && staged.base.is_some(),
         };
-        let result = if drop_it { self.unstage(&file.node) } else { self.publish(&file.node) };
+        let result =
+            if drop_it { self.unstage(&file.node) } else { self.publish_now(&file.node, true) };
         if let Err(error) = result {
             tracing::warn!(?error, path = %file.path.display(), "staged content wasn't published");
         }
@@ -279,99 +333,141 @@ impl Fs {
     /// Gives staged content its name on the host, in one step.
     ///
     /// # Errors
-    /// The name was taken or changed on the host and the guard is enforced, or the host refused; the content stays
-    /// staged if trying again may help.
+    /// The name was taken or changed on the host and the guard is enforced: then the content is kept elsewhere. Or the
+    /// host refused: then the content stays staged, since trying again may help.
     pub(crate) fn publish(&self, node: &Arc<Node>) -> FsResult<()> {
+        self.publish_now(node, false)
+    }
+
+    /// The same; `last` says that nobody will try again, so that what can't be published is kept elsewhere.
+    fn publish_now(&self, node: &Arc<Node>, last: bool) -> FsResult<()> {
         let mut slot = node.staged.lock();
         let Some(staged) = slot.as_ref() else { return Ok(()) };
-        let dir = self.inside(&staged.place.parent)?;
-        let name = host::component(&staged.place.name)?;
-        let after = host::stat_fd(staged.fd.as_fd())?;
         let path = self.path_at(&staged.place.parent, &staged.place.name);
         let mut event = Self::event(staged.writer.clone(), Op::Publish, path, Some(node.key()));
         event.version_before = staged.base.as_ref().map(|base| base.stat.version());
-        event.version_after = Some(after.version());
         event.publication = Some(Publication::Atomic);
-        let result = self.put(staged, &dir, &name);
-        let replaces = staged.base.is_some();
-        match result {
-            Ok(None) => {
-                if replaces {
-                    self.record(event);
-                }
-            }
-            Ok(Some(found)) => {
+        let mut result = Ok(());
+        match self.put(staged, &event.path) {
+            Ok(Put::Clean) => {}
+            Ok(Put::Displaced { found, kept }) => {
                 // The host changed it meanwhile; as without us, the last writer wins, and it is said.
                 event.op = Op::Conflict;
-                event.version_before = Some(found);
-                self.record(event);
+                event.noted = Some(self.stale());
+                event.version_after = Some(found);
+                event.path2 = kept;
+            }
+            Ok(Put::Refused { found, kept }) => {
+                let denial = self.stale();
+                let refused = FsError::Denied(denial.clone());
+                event.op = Op::Conflict;
+                event.outcome = Outcome::Denied { denial, errno: refused.errno().raw_os_error() };
+                event.version_after = found;
+                event.path2 = kept;
+                result = Err(refused);
             }
             Err(error) => {
                 event.op = Op::Conflict;
                 event.outcome = Outcome::Error { errno: error.errno().raw_os_error() };
-                self.record(event);
-                if matches!(error, FsError::Stale) {
-                    // Not ours any more: what was staged stays readable for those who hold it open.
-                    self.overlay.remove(staged.place.parent.id, &staged.place.name);
-                    *slot = None;
+                if last {
+                    event.path2 = self.keep(&staged.fd, &event.path);
                 }
-                return Err(error);
+                result = Err(error);
             }
         }
-        self.overlay.remove(staged.place.parent.id, &staged.place.name);
-        *slot = None;
-        Ok(())
+        let published = result.is_ok();
+        if published {
+            let after = host::stat_fd(staged.fd.as_fd())?.version();
+            let place = (staged.place.parent.key(), staged.place.name.as_os_str());
+            self.observed.present(node.key(), after, Some(place));
+            if event.op == Op::Publish {
+                event.version_after = Some(after);
+            }
+        }
+        // What was created is said by the create itself.
+        if event.op == Op::Conflict || staged.base.is_some() {
+            self.record(event);
+        }
+        if let Err(FsError::Host(_) | FsError::Stale) = &result
+            && !last
+        {
+            return result;
+        }
+        let Some(Staged { place, .. }) = slot.take() else { return result };
+        drop(slot);
+        self.overlay.remove(place.parent.id, &place.name);
+        if !published {
+            // Whoever holds it open goes on with a file that has no name; the name leads to the host's file.
+            node.remove_name(&place.parent, &place.name);
+            self.watches.later(vec![(place.parent.id, place.name)]);
+        }
+        result
     }
 
-    /// Links or exchanges; answers the version that was displaced if it wasn't the expected one.
-    fn put(&self, staged: &Staged, dir: &OwnedFd, name: &CString) -> FsResult<Option<Version>> {
+    /// Links or exchanges.
+    fn put(&self, staged: &Staged, path: &Path) -> FsResult<Put> {
+        let dir = self.inside(&staged.place.parent)?;
+        let name = host::component(&staged.place.name)?;
         let enforced = self.guard == Guard::Enforce;
         if staged.base.is_none() {
-            match self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), name) {
-                Ok(()) => return Ok(None),
+            match self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &name) {
+                Ok(()) => return Ok(Put::Clean),
                 Err(FsError::Host(Errno::EXIST)) if !enforced => {}
-                Err(FsError::Host(Errno::EXIST)) => return Err(FsError::Stale),
+                Err(FsError::Host(Errno::EXIST)) => {
+                    let found = host::stat_at(dir.as_fd(), &name).ok().map(|stat| stat.version());
+                    return Ok(Put::Refused { found, kept: self.keep(&staged.fd, path) });
+                }
                 Err(error) => return Err(error),
             }
         }
         self.journal.note(dir.as_fd());
         let hidden = staged_name()?;
+        let _lock = self.lock_names(&dir);
         self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &hidden)?;
+        let mut away = Away { dir: &dir, name: &hidden, there: true };
         // The exchange itself moves the change time of what it displaces, so that is looked at before.
-        let untouched = staged.base.as_ref().is_some_and(|base| {
-            host::stat_fd(base.pin.as_fd()).is_ok_and(|stat| stat.version() == base.stat.version())
-        });
-        let away = || rustix::fs::unlinkat(dir, &hidden, AtFlags::empty());
-        if let Err(errno) =
-            rustix::fs::renameat_with(dir, &hidden, dir, name, RenameFlags::EXCHANGE)
-        {
-            let result = match errno {
-                // The host took the name away; the file is made anew.
-                Errno::NOENT if !enforced => {
-                    rustix::fs::renameat_with(dir, &hidden, dir, name, RenameFlags::NOREPLACE)
-                }
-                Errno::INVAL | Errno::NOSYS => rustix::fs::renameat(dir, &hidden, dir, name),
-                _ => Err(errno),
-            };
-            if let Err(errno) = result {
-                away()?;
-                return Err(if errno == Errno::NOENT { FsError::Stale } else { errno.into() });
+        let untouched = staged.base.as_ref().is_some_and(Base::is_untouched);
+        let rename = |flags| rustix::fs::renameat_with(&*dir, &hidden, &*dir, &name, flags);
+        match rename(RenameFlags::EXCHANGE) {
+            Ok(()) => {}
+            Err(Errno::NOENT) if enforced => {
+                return Ok(Put::Refused { found: None, kept: self.keep(&staged.fd, path) });
             }
-            return Ok(None);
+            Err(errno @ (Errno::NOENT | Errno::INVAL | Errno::NOSYS)) => {
+                // The host took the name away, and the file is made anew; or nothing can be exchanged here.
+                let flags = if errno == Errno::NOENT {
+                    RenameFlags::NOREPLACE
+                } else {
+                    RenameFlags::empty()
+                };
+                rename(flags)?;
+                away.there = false;
+                return Ok(Put::Clean);
+            }
+            Err(errno) => return Err(errno.into()),
         }
         let displaced = host::stat_at(dir.as_fd(), &hidden)?;
         let expected = untouched
-            && staged.base.as_ref().is_some_and(|base| {
-                (displaced.dev, displaced.ino, displaced.size, displaced.mtime)
-                    == (base.stat.dev, base.stat.ino, base.stat.size, base.stat.mtime)
-            });
-        if !expected && enforced {
-            rustix::fs::renameat_with(dir, &hidden, dir, name, RenameFlags::EXCHANGE)?;
-            away()?;
-            return Err(FsError::Stale);
+            && staged.base.as_ref().is_some_and(|base| same_content(&displaced, &base.stat));
+        if expected {
+            return Ok(Put::Clean);
         }
-        away()?;
-        Ok((!expected).then(|| displaced.version()))
+        let found = displaced.version();
+        if enforced {
+            if rename(RenameFlags::EXCHANGE).is_err() {
+                // Taken away again in between: what was displaced must not be lost.
+                let pin = host::pin_at(dir.as_fd(), &hidden)?;
+                let kept = self.keep(&staged.fd, path);
+                if rename(RenameFlags::NOREPLACE).is_ok() || self.keep(&pin, path).is_none() {
+                    away.there = false;
+                }
+                return Ok(Put::Refused { found: Some(found), kept });
+            }
+            return Ok(Put::Refused { found: Some(found), kept: self.keep(&staged.fd, path) });
+        }
+        let pin = host::pin_at(dir.as_fd(), &hidden)?;
+        let kept = if displaced.is_regular() { self.keep(&pin, path) } else { None };
+        Ok(Put::Displaced { found, kept })
     }
 
     /// Drops a rewrite: the node stands for the file as it was.

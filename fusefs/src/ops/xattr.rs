@@ -55,8 +55,10 @@ impl Fs {
         let held = self.inside_stat(&node);
         let who = self.who(caller);
         let event = Self::event(who.clone(), Op::Setxattr, self.path(&node), Some(node.key()));
+        let mut before = None;
         let result = self.may_write(&node).and_then(|()| {
             let pin = self.sole_pin(&node, held?, &who)?;
+            before = host::stat_fd(pin.as_fd()).ok();
             let link = host::magic_link(pin.as_fd());
             let flags = XattrFlags::from_bits_retain(flags);
             let set = || rustix::fs::setxattr(&link, name, value, flags);
@@ -71,6 +73,9 @@ impl Fs {
                 self.as_caller(caller, 0, false, set)
             }?)
         });
+        if let (Ok(()), Some(before)) = (&result, before) {
+            self.touched(&node, &before);
+        }
         self.audited(event, result)
     }
 
@@ -79,10 +84,15 @@ impl Fs {
         let held = self.inside_stat(&node);
         let who = self.who(caller);
         let event = Self::event(who.clone(), Op::Removexattr, self.path(&node), Some(node.key()));
+        let mut before = None;
         let result = self.may_write(&node).and_then(|()| {
             let pin = self.sole_pin(&node, held?, &who)?;
+            before = host::stat_fd(pin.as_fd()).ok();
             Ok(rustix::fs::removexattr(host::magic_link(pin.as_fd()), name)?)
         });
+        if let (Ok(()), Some(before)) = (&result, before) {
+            self.touched(&node, &before);
+        }
         self.audited(event, result)
     }
 }

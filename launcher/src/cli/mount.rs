@@ -172,6 +172,8 @@ fn serve_run(
         path: mountpoint.to_owned(),
         passthrough: probe::can_mount(),
         state: state::staged_directory(),
+        observed: recorder.observed(),
+        kept: Some(run.session().directory().join("kept").join(run.id())),
         owner,
         threads: 0,
     };

@@ -7,6 +7,7 @@ mod attempts;
 mod danger;
 mod everyday;
 mod exit_status;
+mod guard;
 mod hardlinks;
 mod harness;
 mod leftovers;
