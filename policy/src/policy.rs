@@ -178,10 +178,24 @@ impl Policy {
 impl Policy {
     /// Adds the real path of each pattern whose leading part is reached through a symbolic link, so that a rule holds
     /// under every spelling (contract P10). `resolve` gives the canonical form of an existing path.
+    ///
+    /// A link that lies in a writable root may have been made by the command: it widens what is denied, but never lifts a
+    /// protection elsewhere.
     pub fn add_aliases(&mut self, resolve: &dyn Fn(&Path) -> Option<PathBuf>) {
-        for list in [&mut self.deny_read, &mut self.deny_write, &mut self.allow_write] {
+        let roots = self.writable_roots();
+        let root = &self.root;
+        let trusted = |path: &Path| {
+            if roots.iter().any(|root| path.starts_with(root)) { None } else { resolve(path) }
+        };
+        let trusted: &dyn Fn(&Path) -> Option<PathBuf> = &trusted;
+        let lists = [
+            (&mut self.deny_read, resolve),
+            (&mut self.deny_write, resolve),
+            (&mut self.allow_write, trusted),
+        ];
+        for (list, resolve) in lists {
             let aliases: Vec<String> =
-                list.iter().filter_map(|pattern| alias(&self.root, pattern, resolve)).collect();
+                list.iter().filter_map(|pattern| alias(root, pattern, resolve)).collect();
             for alias in aliases {
                 if !list.contains(&alias) {
                     list.push(alias);
@@ -285,6 +299,29 @@ mod tests {
             policy.add_aliases(&resolve);
             let expected: Vec<&str> = std::iter::once(pattern).chain(alias).collect();
             assert_eq!(policy.deny_read, expected, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_link_that_a_command_can_make_lifts_no_protection() {
+        let resolve = |path: &Path| match path.to_str()? {
+            "/w/vendor" => Some("/w/.git".into()),
+            "/home/u/.cargo" => Some("/data/cargo".into()),
+            known => Some(known.into()),
+        };
+        for (pattern, lifted) in [
+            ("vendor/hooks", vec!["vendor/hooks"]),
+            ("/w/vendor/hooks", vec!["/w/vendor/hooks"]),
+            ("/home/u/.cargo/x", vec!["/home/u/.cargo/x", "/data/cargo/x"]),
+        ] {
+            let mut policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
+            policy.allow_write = vec![pattern.to_owned()];
+            let resolve = |path: &Path| {
+                // The longest part that exists.
+                (!path.ends_with("hooks") && !path.ends_with("x")).then(|| resolve(path)).flatten()
+            };
+            policy.add_aliases(&resolve);
+            assert_eq!(policy.allow_write, lifted, "{pattern}");
         }
     }
 

@@ -222,7 +222,8 @@ impl Settings {
         policy.allow_write.extend(texts(&self.allow_write));
     }
 
-    /// Replaces `~` and variables in every path. A shipped profile's path is dropped where its variable isn't set.
+    /// Replaces `~` and variables in every path of a file: a shell has done so for options. A shipped profile's path is
+    /// dropped where its variable isn't set.
     fn expanded(mut self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         for list in [
             &mut self.writable_roots,
@@ -233,6 +234,10 @@ impl Settings {
         ] {
             let mut kept = Vec::with_capacity(list.len());
             for setting in list.drain(..) {
+                if matches!(setting.origin, Origin::Option(_)) {
+                    kept.push(setting);
+                    continue;
+                }
                 match (expand(&setting.value, variable), &setting.origin) {
                     (Ok(value), _) => kept.push(Setting { value, ..setting }),
                     (Err(_), Origin::Shipped { .. }) => {}
