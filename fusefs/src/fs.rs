@@ -142,7 +142,10 @@ impl Fs {
             owner: parts.owner,
             lifetimes: parts.lifetimes,
             device: parts.device,
-            passthrough: AtomicBool::new(parts.passthrough),
+            // What the kernel does by itself isn't seen.
+            passthrough: AtomicBool::new(
+                parts.passthrough && parts.policy.observe != ObserveLevel::Full,
+            ),
             observe_full: parts.policy.observe == ObserveLevel::Full,
             process_ids: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             own_device: AtomicU64::new(0),

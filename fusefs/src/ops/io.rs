@@ -81,6 +81,12 @@ impl Fs {
         let length = u64::try_from(done).unwrap_or(u64::MAX);
         file.bytes_written.fetch_add(length, Ordering::Relaxed);
         file.operations.fetch_add(1, Ordering::Relaxed);
+        if self.observe_full {
+            let mut event =
+                Self::event(self.who(caller), Op::Write, file.path.clone(), Some(file.node.key()));
+            event.bytes_written = Some(length);
+            self.record(event);
+        }
         Ok(done)
     }
 

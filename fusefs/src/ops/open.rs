@@ -359,14 +359,15 @@ impl Fs {
             }
             let mut event =
                 Self::event(file.who.clone(), Op::Write, file.path.clone(), Some(file.node.key()));
-            event.bytes_written = written;
+            // Where each write has an event of its own, this one says what came of them.
+            event.bytes_written = if self.observe_full { Some(0) } else { written };
             event.version_before = file.opened;
             event.version_after = after;
             let atomic = file.staged && file.node.staged.lock().is_none();
             event.publication =
                 Some(if atomic { Publication::Atomic } else { Publication::InPlace });
             event.noted = file.noted.get().cloned();
-            event.count = operations;
+            event.count = if self.observe_full { 1 } else { operations };
             self.record(event);
         }
     }
