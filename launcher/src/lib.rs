@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod cli;
+pub mod config;
 pub mod connect;
 pub mod enforcement;
 pub mod error;
@@ -22,5 +23,6 @@ pub mod spec;
 pub mod state;
 mod supervise;
 pub mod sys;
+mod worktree;
 
 pub use error::{Code, Failure};

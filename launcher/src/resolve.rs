@@ -9,6 +9,7 @@ use stockade_policy::{
 };
 
 use crate::error::{Code, Failure};
+use crate::worktree;
 
 /// What a caller asks for. Paths may be relative to the working directory.
 #[derive(Clone, Debug)]
@@ -19,8 +20,12 @@ pub struct Request {
     pub workspace: PathBuf,
     /// The session, if there is one already.
     pub session: Option<String>,
-    /// More directories that may be written.
+    /// More directories, or single files, that may be written.
     pub writable: Vec<PathBuf>,
+    /// The same, left out where they don't exist.
+    pub writable_if_there: Vec<PathBuf>,
+    /// Files of the operator's that can't be written, whatever else says so.
+    pub protected: Vec<PathBuf>,
     /// See [`Policy::deny_read`].
     pub deny_read: Vec<String>,
     /// See [`Policy::deny_write`].
@@ -48,6 +53,8 @@ impl Request {
             workspace,
             session: None,
             writable: Vec::new(),
+            writable_if_there: Vec::new(),
+            protected: Vec::new(),
             deny_read: Vec::new(),
             deny_write: Vec::new(),
             allow_write: Vec::new(),
@@ -87,16 +94,13 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.source = request.mode.1;
     policy.session.clone_from(&request.session);
     for path in &request.writable {
-        policy.extra_roots.push(canonical_directory(path, "writable path", "--writable")?);
+        policy.extra_roots.push(canonical(path, "writable path", "--writable")?);
     }
-    // Best effort: a temporary directory that isn't there is no root.
-    policy.extra_roots.extend(
-        places
-            .temporary
-            .iter()
-            .filter_map(|path| fs::canonicalize(path).ok())
-            .filter(|path| path.is_dir()),
-    );
+    // Best effort: what isn't there is no root.
+    let there = request.writable_if_there.iter().filter_map(|path| fs::canonicalize(path).ok());
+    policy.extra_roots.extend(there.filter(|path| path.is_dir() || path.is_file()));
+    let temporary = places.temporary.iter().filter_map(|path| fs::canonicalize(path).ok());
+    policy.extra_roots.extend(temporary.filter(|path| path.is_dir()));
     policy.deny_read.clone_from(&request.deny_read);
     policy.deny_write.clone_from(&request.deny_write);
     policy.allow_write.clone_from(&request.allow_write);
@@ -106,6 +110,10 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.hardlinks = request.hardlinks;
     policy.observe = request.observe;
     policy.own_paths.clone_from(&places.own);
+    let protected = request.protected.iter().filter_map(|path| fs::canonicalize(path).ok());
+    policy.own_paths.extend(protected);
+    worktree::share(&mut policy);
+    policy.add_aliases(&|path| fs::canonicalize(path).ok());
     if policy.mode != Mode::DangerFullAccess {
         // Outside of the regions they are hidden by a mount of their own.
         let served = regions(&policy);
@@ -143,7 +151,11 @@ pub fn workspace(path: &Path) -> Result<PathBuf, Failure> {
 pub fn regions(policy: &Policy) -> Vec<PathBuf> {
     let mut all = vec![policy.root.clone()];
     if policy.mode != Mode::DangerFullAccess {
-        all.extend(policy.extra_roots.iter().cloned());
+        all.extend(policy.extra_roots.iter().map(|root| match root.parent() {
+            // A single file is served in its directory, of which nothing else may be written.
+            Some(parent) if root.is_file() => parent.to_owned(),
+            Some(_) | None => root.clone(),
+        }));
     }
     all.extend(policy.deny_read.iter().filter_map(|pattern| place_of(pattern)));
     fold_roots(&all)
@@ -174,7 +186,7 @@ fn place_of(pattern: &str) -> Option<PathBuf> {
 }
 
 /// Makes a path stand for itself alone where a glob is expected.
-fn escape_glob(path: &str) -> String {
+pub(crate) fn escape_glob(path: &str) -> String {
     let mut escaped = String::with_capacity(path.len());
     for character in path.chars() {
         if "*?[]{}!\\".contains(character) {
@@ -186,24 +198,34 @@ fn escape_glob(path: &str) -> String {
 }
 
 fn canonical_directory(path: &Path, what: &str, option: &str) -> Result<PathBuf, Failure> {
-    let invalid = |error: io::Error| {
-        Failure::new(Code::PolicyInvalid, format!("can't use the {what} `{}`", path.display()))
-            .because(error)
-    };
-    let canonical = fs::canonicalize(path).map_err(|error| {
+    let found = canonical(path, what, option)?;
+    if !found.is_dir() {
+        return Err(unusable(path, what, io::ErrorKind::NotADirectory.into())
+            .help(format!("name the directory that holds it with {option}")));
+    }
+    Ok(found)
+}
+
+/// Returns the canonical form of a directory or a regular file.
+fn canonical(path: &Path, what: &str, option: &str) -> Result<PathBuf, Failure> {
+    let found = fs::canonicalize(path).map_err(|error| {
         let missing = error.kind() == io::ErrorKind::NotFound;
-        let failure = invalid(error);
+        let failure = unusable(path, what, error);
         if missing {
             failure.help(format!("create it first, or name another with {option}"))
         } else {
             failure
         }
     })?;
-    if !canonical.is_dir() {
-        return Err(invalid(io::ErrorKind::NotADirectory.into())
-            .help(format!("name the directory that holds it with {option}")));
+    if found.is_dir() || found.is_file() {
+        return Ok(found);
     }
-    Ok(canonical)
+    Err(unusable(path, what, io::Error::other("it is neither a directory nor a regular file")))
+}
+
+fn unusable(path: &Path, what: &str, error: io::Error) -> Failure {
+    Failure::new(Code::PolicyInvalid, format!("can't use the {what} `{}`", path.display()))
+        .because(error)
 }
 
 /// Directories of the kernel's, which can neither lie in a region nor contain one.

@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand. Only this module prints.
 
 mod completions;
+mod config;
 mod doctor;
 mod log;
 mod mount;
@@ -31,6 +32,7 @@ enum Command {
     Umount(mount::UmountArgs),
     Session(session::Args),
     Log(Box<log::Args>),
+    Config(config::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
@@ -60,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Umount(args) => mount::umount(&args),
         Command::Session(args) => session::run(&args),
         Command::Log(args) => log::run(&args),
+        Command::Config(args) => config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => completions::man(&args),

@@ -206,7 +206,8 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy), Failure> {
     let new_id = || state::new_id().map_err(system("can't make an id"));
     let argv = command(args);
     let run = new_id()?;
-    let default = args.policy.default_mode();
+    let effective = args.policy.effective()?;
+    let default = effective.mode();
     let wanted = Wanted { run: &run, argv: &argv, terminal: false, default };
     let state = state::directory()?;
     state::create(&state)?;
@@ -218,7 +219,7 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy), Failure> {
         }
         None => session::start_alone(&state, &new_id()?, mountpoint, wanted)?,
     };
-    let mut request = args.policy.request(mountpoint.to_owned());
+    let mut request = effective.request(mountpoint.to_owned());
     request.mode = (run.resolution().mode, run.resolution().source);
     request.session = Some(run.session().id().to_owned());
     match resolve::resolve(&request, &Places { temporary: Vec::new(), own: Vec::new() }) {

@@ -3,23 +3,24 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stockade_policy::{Guard, Hardlinks, Mode, ModeSource, Network, ObserveLevel, Publish};
+use stockade_policy::config::{Origin, Setting, Settings};
+use stockade_policy::{Guard, Hardlinks, Mode, Network, ObserveLevel, Publish};
 
+use crate::config::{Effective, Sources};
 use crate::error::{Code, Failure};
-use crate::resolve::Request;
 use crate::session::Session;
 
 /// What the command may do.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Policy")]
 pub struct PolicyArgs {
-    /// What the command may do to files: read-only, workspace-write or danger-full-access.
+    /// What the command may do to files: read-only, workspace-write or danger-full-access. [default: workspace-write]
     #[arg(long, value_name = "MODE")]
     mode: Option<Mode>,
     /// The directory to work in. [default: the current directory]
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// One more directory that may be written.
+    /// One more directory, or one file, that may be written.
     #[arg(long, value_name = "PATH")]
     writable: Vec<PathBuf>,
     /// A path or glob that can't be read.
@@ -31,57 +32,59 @@ pub struct PolicyArgs {
     /// A path or glob whose protection is lifted.
     #[arg(long, value_name = "PATH|GLOB")]
     allow_write: Vec<String>,
-    /// What to do when a write meets content that the session hasn't seen.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    guard: GuardArg,
-    /// How rewritten content reaches its name.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    publish: PublishArg,
-    /// Whether the command sees the host's network.
-    #[arg(long, value_enum, value_name = "NET", default_value_t)]
-    network: NetworkArg,
-    /// What a write to a file with another name outside does.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    hardlinks: HardlinksArg,
-    /// How much of the reading and writing is recorded.
-    #[arg(long, value_enum, value_name = "LEVEL", default_value_t)]
-    observe: ObserveArg,
+    /// What to do when a write meets content that the session hasn't seen. [default: audit]
+    #[arg(long, value_enum, value_name = "HOW")]
+    guard: Option<GuardArg>,
+    /// How rewritten content reaches its name. [default: atomic]
+    #[arg(long, value_enum, value_name = "HOW")]
+    publish: Option<PublishArg>,
+    /// Whether the command sees the host's network. [default: host]
+    #[arg(long, value_enum, value_name = "NET")]
+    network: Option<NetworkArg>,
+    /// What a write to a file with another name outside does. [default: break]
+    #[arg(long, value_enum, value_name = "HOW")]
+    hardlinks: Option<HardlinksArg>,
+    /// How much of the reading and writing is recorded. [default: open]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    observe: Option<ObserveArg>,
+    /// Add the settings of a profile, shipped or of the configuration.
+    #[arg(long, value_name = "NAME")]
+    profile: Vec<String>,
+    /// Read this configuration instead of the one in the configuration directory.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// The enumerations of the policy crate as arguments: that crate knows nothing of command lines.
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum GuardArg {
     /// Nothing
     Off,
     /// Record it
-    #[default]
     Audit,
     /// Refuse it
     Enforce,
 }
 
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum PublishArg {
     /// Whole, in one step
-    #[default]
     Atomic,
     /// As it is written
     Direct,
 }
 
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum NetworkArg {
     /// It does
-    #[default]
     Host,
     /// It has none
     None,
 }
 
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum HardlinksArg {
     /// Goes to a file of its own
-    #[default]
     Break,
     /// Is refused
     Deny,
@@ -89,10 +92,9 @@ enum HardlinksArg {
     Follow,
 }
 
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum ObserveArg {
     /// One event from open to close
-    #[default]
     Open,
     /// Each operation
     Full,
@@ -118,43 +120,96 @@ impl PolicyArgs {
         }
     }
 
-    /// Returns the deployment's mode.
-    pub fn default_mode(&self) -> Mode {
+    /// Returns what is in force: the options over the profiles over the configuration.
+    ///
+    /// # Errors
+    /// The configuration can't be used.
+    pub fn effective(&self) -> Result<Effective, Failure> {
+        let mut writable = Vec::new();
+        let mut roots = Vec::new();
+        for path in &self.writable {
+            // A file's value would have to be absolute.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            match path.to_str() {
+                Some(text) => roots.push(option("--writable", text.to_owned())),
+                None => writable.push(path),
+            }
+        }
+        let list = |name: &str, values: &[String]| -> Vec<Setting<String>> {
+            values.iter().map(|value| option(name, value.clone())).collect()
+        };
+        let options = Settings {
+            mode: self.mode.map(|mode| option("--mode", mode)),
+            guard: self.guard.map(|guard| option("--guard", guard.into())),
+            publish: self.publish.map(|publish| option("--publish", publish.into())),
+            network: self.network.map(|network| option("--network", network.into())),
+            hardlinks: self.hardlinks.map(|links| option("--hardlinks", links.into())),
+            observe: self.observe.map(|level| option("--observe", level.into())),
+            writable_roots: roots,
+            deny_read: list("--deny-read", &self.deny_read),
+            deny_write: list("--deny-write", &self.deny_write),
+            allow_write: list("--allow-write", &self.allow_write),
+            ..Settings::default()
+        };
+        let sources = Sources {
+            file: self.config.clone(),
+            profiles: self.profile.clone(),
+            options,
+            writable,
+        };
         // The shipped command line's default; the library's is read-only (contract P3).
-        self.mode.unwrap_or(Mode::COMMAND_LINE_DEFAULT)
+        sources.resolve(Mode::COMMAND_LINE_DEFAULT)
     }
+}
 
-    /// Turns the options into a request for a workspace.
-    pub fn request(&self, workspace: PathBuf) -> Request {
-        let mut request = Request::new(self.default_mode(), workspace);
-        request.mode.1 = ModeSource::Default;
-        request.writable.clone_from(&self.writable);
-        request.deny_read.clone_from(&self.deny_read);
-        request.deny_write.clone_from(&self.deny_write);
-        request.allow_write.clone_from(&self.allow_write);
-        request.guard = match self.guard {
-            GuardArg::Off => Guard::Off,
-            GuardArg::Audit => Guard::Audit,
-            GuardArg::Enforce => Guard::Enforce,
-        };
-        request.publish = match self.publish {
-            PublishArg::Atomic => Publish::Atomic,
-            PublishArg::Direct => Publish::Direct,
-        };
-        request.network = match self.network {
-            NetworkArg::Host => Network::Host,
-            NetworkArg::None => Network::None,
-        };
-        request.hardlinks = match self.hardlinks {
-            HardlinksArg::Break => Hardlinks::Break,
-            HardlinksArg::Deny => Hardlinks::Deny,
-            HardlinksArg::Follow => Hardlinks::Follow,
-        };
-        request.observe = match self.observe {
-            ObserveArg::Open => ObserveLevel::Open,
-            ObserveArg::Full => ObserveLevel::Full,
-        };
-        request
+fn option<T>(name: &str, value: T) -> Setting<T> {
+    Setting::new(value, Origin::Option(name.to_owned()))
+}
+
+impl From<GuardArg> for Guard {
+    fn from(arg: GuardArg) -> Self {
+        match arg {
+            GuardArg::Off => Self::Off,
+            GuardArg::Audit => Self::Audit,
+            GuardArg::Enforce => Self::Enforce,
+        }
+    }
+}
+
+impl From<PublishArg> for Publish {
+    fn from(arg: PublishArg) -> Self {
+        match arg {
+            PublishArg::Atomic => Self::Atomic,
+            PublishArg::Direct => Self::Direct,
+        }
+    }
+}
+
+impl From<NetworkArg> for Network {
+    fn from(arg: NetworkArg) -> Self {
+        match arg {
+            NetworkArg::Host => Self::Host,
+            NetworkArg::None => Self::None,
+        }
+    }
+}
+
+impl From<HardlinksArg> for Hardlinks {
+    fn from(arg: HardlinksArg) -> Self {
+        match arg {
+            HardlinksArg::Break => Self::Break,
+            HardlinksArg::Deny => Self::Deny,
+            HardlinksArg::Follow => Self::Follow,
+        }
+    }
+}
+
+impl From<ObserveArg> for ObserveLevel {
+    fn from(arg: ObserveArg) -> Self {
+        match arg {
+            ObserveArg::Open => Self::Open,
+            ObserveArg::Full => Self::Full,
+        }
     }
 }
 

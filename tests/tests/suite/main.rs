@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attempts;
+mod config;
 mod danger;
 mod everyday;
 mod exit_status;

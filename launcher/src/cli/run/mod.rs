@@ -15,6 +15,7 @@ use stockade_policy::{Mode, Policy, Resolution};
 
 use crate::cli::policy_args::{PolicyArgs, duration};
 use crate::cli::{complain, show};
+use crate::config::Effective;
 use crate::error::{Code, Failure};
 use crate::launch::{self, Context};
 use crate::plan::{Facts, Plan};
@@ -200,14 +201,15 @@ fn attempt(
     if let Some(session) = &session {
         session.id().clone_into(&mut call.session);
     }
-    let default = args.policy.default_mode();
+    let effective = args.policy.effective()?;
+    let default = effective.mode();
     let workspace = workspace(&args, session.as_ref(), &call.cwd)?;
     if args.dry_run {
         let resolution = match &session {
             Some(session) => session.state()?.resolve(default, None),
             None => Resolution::resolve(default, None, None),
         };
-        let plan = plan(&args, call, &workspace, resolution, &state)?;
+        let plan = plan(&args, &effective, call, &workspace, resolution, &state)?;
         let steps: Vec<_> = plan.steps().iter().map(|step| format!("{step}\n")).collect();
         show(&steps.concat());
         return Ok(None);
@@ -216,21 +218,21 @@ fn attempt(
     let (plan, run) = match session {
         Some(session) => {
             let run = session.start(call.wanted(default), None)?;
-            match plan(&args, call, &workspace, run.resolution(), &state) {
+            match plan(&args, &effective, call, &workspace, run.resolution(), &state) {
                 Ok(plan) => (plan, run),
                 Err(failure) => return Err(give_up(run, failure)),
             }
         }
         None => {
             let resolution = Resolution::resolve(default, None, None);
-            let plan = plan(&args, call, &workspace, resolution, &state)?;
+            let plan = plan(&args, &effective, call, &workspace, resolution, &state)?;
             let root = &plan.policy.root;
             let run = session::start_alone(&state, &call.session, root, call.wanted(default))?;
             (plan, run)
         }
     };
     announce(&plan, call, args.quiet, args.verbose);
-    let prepared = context(&args, call, &run, blocked)
+    let prepared = context(&args, &effective, call, &run, blocked)
         .and_then(|context| Ok((context, Status::new(args.status_fd, &call.session)?)));
     let (context, mut status) = match prepared {
         Ok(prepared) => prepared,
@@ -275,6 +277,7 @@ fn workspace(args: &Options, session: Option<&Session>, cwd: &Path) -> Result<Pa
 /// Decides everything about the run.
 fn plan(
     args: &Options,
+    effective: &Effective,
     call: &mut Call,
     workspace: &Path,
     resolution: Resolution,
@@ -282,21 +285,25 @@ fn plan(
 ) -> Result<Plan, Failure> {
     let mut own = vec![state.to_owned()];
     own.extend(state::configuration_directory().and_then(|path| std::fs::canonicalize(path).ok()));
-    let mut request = args.policy.request(workspace.to_owned());
+    let mut request = effective.request(workspace.to_owned());
     request.mode = (resolution.mode, resolution.source);
     request.session = Some(call.session.clone());
     let policy = resolve::resolve(&request, &Places::of_this_machine(own.clone()))?;
     call.policy = Some(policy.clone());
     let mut facts = Facts::look(own);
-    facts.machine.allowed = sockets(&args.socket, &policy)?;
+    let listed = effective.settings.sockets.iter().map(|socket| PathBuf::from(&socket.value));
+    let listed = listed.filter(|socket| socket.exists());
+    let wanted: Vec<_> = args.socket.iter().cloned().chain(listed).collect();
+    facts.machine.allowed = sockets(&wanted, &policy)?;
     let plan = Plan::new(policy, call.argv.clone(), call.cwd.clone(), &facts)?;
-    if args.require_full && !plan.enforcement.gaps().is_empty() {
+    let full = effective.settings.require_full.as_ref().is_some_and(|full| full.value);
+    if (args.require_full || full) && !plan.enforcement.gaps().is_empty() {
         let gaps: Vec<_> = plan.enforcement.gaps().iter().map(|gap| gap.as_str()).collect();
         return Err(Failure::new(
             Code::SandboxUnavailable,
             format!("the policy can't be enforced in full here: {}", gaps.join(", ")),
         )
-        .help("run without --require-full to accept it"));
+        .help("run without --require-full (or `require_full` in the configuration) to accept it"));
     }
     Ok(plan)
 }
@@ -355,6 +362,7 @@ fn announce(plan: &Plan, call: &Call, quiet: bool, verbose: bool) {
 
 fn context(
     args: &Options,
+    effective: &Effective,
     call: &Call,
     run: &OpenRun,
     blocked: sys::SignalSet,
@@ -384,7 +392,7 @@ fn context(
         ignored: sys::inherited_ignored(),
         blocked,
         signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
-        timeout: args.timeout,
+        timeout: args.timeout.or(effective.settings.timeout.as_ref().map(|timeout| timeout.value)),
     })
 }
 

@@ -1,0 +1,185 @@
+//! The operator's configuration (contract 5): the file, the profiles, the options, and what comes of them.
+//!
+//! Invariant: only the file in the configuration directory and one that was named are read. A workspace's own files are
+//! never configuration.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use stockade_policy::config::{Backend, Origin, Setting, Settings};
+use stockade_policy::{Config, ConfigError, Mode};
+
+use crate::error::{Code, Failure};
+use crate::resolve::Request;
+use crate::state;
+
+/// What is asked for on the command line, or by a caller of the library.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// A configuration file instead of the one in the configuration directory.
+    pub file: Option<PathBuf>,
+    /// Profiles, the strongest last.
+    pub profiles: Vec<String>,
+    /// The options.
+    pub options: Settings,
+    /// Writable directories that were named as options but aren't text.
+    pub writable: Vec<PathBuf>,
+}
+
+/// What is in force, with the origin of each value.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// The values.
+    pub settings: Settings,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
+    writable: Vec<PathBuf>,
+}
+
+/// Returns the configuration file that is read when none is named. It need not exist.
+#[must_use]
+pub fn default_file() -> Option<PathBuf> {
+    state::configuration_directory().map(|directory| directory.join("config.toml"))
+}
+
+/// Reads a configuration: the file that is named, else the one in the configuration directory if there is one.
+///
+/// # Errors
+/// The file can't be read or isn't understood.
+pub fn load(named: Option<&Path>) -> Result<(Config, Option<PathBuf>), Failure> {
+    let Some(file) = named.map(Path::to_owned).or_else(default_file) else {
+        return Ok((Config::default(), None));
+    };
+    let unreadable = |error: io::Error| {
+        let what = format!("can't read the configuration `{}`", file.display());
+        Failure::new(Code::ConfigInvalid, what).because(error)
+    };
+    match fs::read(&file) {
+        Ok(bytes) => {
+            let text = String::from_utf8(bytes)
+                .map_err(|_| unreadable(io::Error::other("it is not UTF-8")))?;
+            let config = Config::parse(&text, &file.display().to_string()).map_err(invalid)?;
+            Ok((config, Some(file)))
+        }
+        Err(error) if named.is_none() && error.kind() == io::ErrorKind::NotFound => {
+            Ok((Config::default(), None))
+        }
+        Err(error) => Err(unreadable(error)),
+    }
+}
+
+fn invalid(error: ConfigError) -> Failure {
+    let help = error.help();
+    help.into_iter().fold(Failure::new(Code::ConfigInvalid, error.to_string()), Failure::help)
+}
+
+impl Sources {
+    /// Lays out the layers; `default` is the deployment's mode when nobody names one.
+    ///
+    /// # Errors
+    /// The configuration can't be read, isn't understood, or lacks a profile.
+    pub fn resolve(self, default: Mode) -> Result<Effective, Failure> {
+        let (config, file) = load(self.file.as_deref())?;
+        let profiles: Vec<_> = self
+            .profiles
+            .into_iter()
+            .map(|name| Setting::new(name, Origin::Option("--profile".to_owned())))
+            .collect();
+        let variable = |name: &str| std::env::var(name).ok();
+        let settings =
+            config.resolve(default, &profiles, self.options, &variable).map_err(invalid)?;
+        // What isn't there yet must not be taken for something that is.
+        let unsupported = |key: &str, origin: &Origin| {
+            Failure::new(Code::ConfigInvalid, format!("{origin}: `{key}` can't be had yet"))
+                .help(format!("leave out `{key}`"))
+        };
+        if let Some(Setting { value: true, origin }) = &settings.keep_history {
+            return Err(unsupported("keep_history", origin));
+        }
+        if let Some(Setting { value: Backend::Landlock | Backend::Custom, origin }) =
+            &settings.backend
+        {
+            return Err(unsupported("backend", origin));
+        }
+        Ok(Effective { settings, file, writable: self.writable })
+    }
+}
+
+impl Effective {
+    /// Returns the deployment's mode.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.settings.mode.as_ref().map_or_else(Mode::default, |mode| mode.value)
+    }
+
+    /// Returns the request for a workspace.
+    #[must_use]
+    pub fn request(&self, workspace: PathBuf) -> Request {
+        fn texts(list: &[Setting<String>]) -> Vec<String> {
+            list.iter().map(|setting| setting.value.clone()).collect()
+        }
+        fn value<T: Copy + Default>(setting: Option<&Setting<T>>) -> T {
+            setting.map_or_else(T::default, |setting| setting.value)
+        }
+        let settings = &self.settings;
+        let mut request = Request::new(self.mode(), workspace);
+        for root in &settings.writable_roots {
+            match root.origin {
+                // Who names a directory wants it; what a profile lists needn't be on every machine.
+                Origin::Option(_) => request.writable.push(PathBuf::from(&root.value)),
+                Origin::Default | Origin::File { .. } | Origin::Shipped { .. } => {
+                    request.writable_if_there.push(PathBuf::from(&root.value));
+                }
+            }
+        }
+        request.writable.extend(self.writable.iter().cloned());
+        request.deny_read = texts(&settings.deny_read);
+        request.deny_write = texts(&settings.deny_write);
+        request.allow_write = texts(&settings.allow_write);
+        request.guard = value(settings.guard.as_ref());
+        request.publish = value(settings.publish.as_ref());
+        request.network = value(settings.network.as_ref());
+        request.hardlinks = value(settings.hardlinks.as_ref());
+        request.observe = value(settings.observe.as_ref());
+        request.protected = self.file.iter().cloned().collect();
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(text: &str) -> (tempfile::NamedTempFile, Sources) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        let sources = Sources { file: Some(file.path().to_owned()), ..Sources::default() };
+        (file, sources)
+    }
+
+    #[test]
+    fn the_file_is_named_in_what_is_wrong_with_it() {
+        let (file, wrong) = sources("mode = \"read-only\"\nguerd = \"off\"\n");
+        let failure = wrong.resolve(Mode::WorkspaceWrite).unwrap_err();
+        assert_eq!(failure.code(), Code::ConfigInvalid);
+        let lines = failure.lines();
+        assert!(lines[0].contains(&format!("{}:2", file.path().display())), "{lines:?}");
+        assert_eq!(lines[1], "help: did you mean `guard`?");
+        let missing = Sources { file: Some("/nonexistent/c.toml".into()), ..Sources::default() };
+        assert_eq!(missing.resolve(Mode::ReadOnly).unwrap_err().code(), Code::ConfigInvalid);
+    }
+
+    #[test]
+    fn what_is_listed_needs_not_be_there_and_what_is_named_must() {
+        let (file, mut sources) = sources("writable_roots = [\"/a\"]\nmode = \"read-only\"\n");
+        let named = Setting::new("/b".to_owned(), Origin::Option("--writable".to_owned()));
+        sources.options.writable_roots = vec![named];
+        let effective = sources.resolve(Mode::WorkspaceWrite).unwrap();
+        assert_eq!(effective.mode(), Mode::ReadOnly);
+        let request = effective.request("/w".into());
+        assert_eq!(request.writable, [PathBuf::from("/b")]);
+        assert_eq!(request.writable_if_there, [PathBuf::from("/a")]);
+        assert_eq!(request.protected, [file.path()]);
+    }
+}
