@@ -13,6 +13,7 @@ mod digest;
 mod fixture;
 mod identity;
 mod leak;
+mod receiver;
 mod skip;
 mod world;
 
@@ -22,6 +23,7 @@ pub use digest::{Digest, Entry, Facets};
 pub use fixture::{copy_tree, crate_source, crate_sources, many_files};
 pub use identity::Identity;
 pub use leak::Leaks;
+pub use receiver::{Got, Receiver};
 pub use skip::skip;
 pub use world::{World, check};
 

@@ -14,6 +14,7 @@ mod harness;
 mod leftovers;
 mod log;
 mod moved;
+mod otlp;
 mod posix;
 mod program;
 mod protect;

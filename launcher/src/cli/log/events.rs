@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use stockade_observe::{Event, Op, Outcome, Stored, is_change};
 
+use crate::errno;
+
 use super::output::{Look, Output};
 use super::{clock, path, program, size};
 
@@ -37,7 +39,8 @@ pub(super) fn line(out: &mut Output, stored: &Stored, several: bool) -> io::Resu
         }
     }
     if let Outcome::Denied { denial, errno } = &event.outcome {
-        let why = format!("refused: {} ({}), {}", denial.rule(), denial.source(), name(*errno));
+        let why =
+            format!("refused: {} ({}), {}", denial.rule(), denial.source(), errno::name(*errno));
         text.push_str("  ");
         text.push_str(&out.paint(Look::Bad, stockade_policy::text::sanitise(&why)));
     }
@@ -87,42 +90,10 @@ fn details(event: &Event) -> Vec<String> {
         details.push(publication.as_str().to_owned());
     }
     if let Outcome::Error { errno } = event.outcome {
-        details.push(name(errno));
+        details.push(errno::name(errno));
     }
     if event.count > 1 {
         details.push(format!("{}×", event.count));
     }
     details
-}
-
-/// Returns an errno's name, for those that file operations meet.
-pub(super) fn name(errno: i32) -> String {
-    let name = match errno {
-        libc::EPERM => "EPERM",
-        libc::ENOENT => "ENOENT",
-        libc::EIO => "EIO",
-        libc::EBADF => "EBADF",
-        libc::EACCES => "EACCES",
-        libc::EBUSY => "EBUSY",
-        libc::EEXIST => "EEXIST",
-        libc::EXDEV => "EXDEV",
-        libc::ENOTDIR => "ENOTDIR",
-        libc::EISDIR => "EISDIR",
-        libc::EINVAL => "EINVAL",
-        libc::ETXTBSY => "ETXTBSY",
-        libc::EFBIG => "EFBIG",
-        libc::ENOSPC => "ENOSPC",
-        libc::EROFS => "EROFS",
-        libc::EMLINK => "EMLINK",
-        libc::ENAMETOOLONG => "ENAMETOOLONG",
-        libc::ENOSYS => "ENOSYS",
-        libc::ENOTEMPTY => "ENOTEMPTY",
-        libc::ELOOP => "ELOOP",
-        libc::ENODATA => "ENODATA",
-        libc::EOPNOTSUPP => "EOPNOTSUPP",
-        libc::EDQUOT => "EDQUOT",
-        libc::ESTALE => "ESTALE",
-        other => return format!("errno {other}"),
-    };
-    name.to_owned()
 }

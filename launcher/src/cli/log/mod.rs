@@ -1,6 +1,7 @@
 //! `stockade log`: what runs did, from the record of it.
 
 mod events;
+mod export;
 mod output;
 mod report;
 mod summary;
@@ -64,6 +65,7 @@ pub struct Args {
 enum Command {
     Verify(verify::Args),
     Report(report::Args),
+    Export(export::Args),
 }
 
 /// The session and the run.
@@ -248,6 +250,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     match &args.command {
         Some(Command::Verify(verify)) => verify::run(verify),
         Some(Command::Report(report)) => report::run(report),
+        Some(Command::Export(export)) => export::run(export),
         None => {
             let mut log = Log::open(&args.which)?;
             let interactive = !args.follow && !args.json;

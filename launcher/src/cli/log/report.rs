@@ -16,8 +16,9 @@ use stockade_policy::Rule;
 use stockade_policy::text::{sanitise, sanitise_bytes, show_command};
 
 use super::summary::by_program;
-use super::{Log, Which, command, events, failure, lasted, path};
+use super::{Log, Which, command, failure, lasted, path};
 use crate::cli::complain;
+use crate::errno;
 use crate::error::{Code, Failure};
 
 const PAGE: &str = include_str!("report.html");
@@ -299,7 +300,7 @@ fn row(
         Outcome::Error { errno } => (3, *errno, None),
     };
     if errno != 0 {
-        errnos.entry(errno.to_string()).or_insert_with(|| events::name(errno).into());
+        errnos.entry(errno.to_string()).or_insert_with(|| errno::name(errno).into());
     }
     let op = Op::ALL.iter().position(|op| *op == event.op).unwrap_or_default();
     let micros = event.time.0.saturating_sub(started.0) / 1000;

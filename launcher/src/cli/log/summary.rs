@@ -8,8 +8,10 @@ use serde_json::json;
 use stockade_observe::{Changes, DenialRow, Ending, RunRow, RunSummary, Stat, Time, Touch};
 use stockade_policy::text::sanitise;
 
+use crate::errno;
+
 use super::output::{Look, Output};
-use super::{Log, Stop, ago, command, day, events, lasted, path, program, size};
+use super::{Log, Stop, ago, command, day, lasted, path, program, size};
 
 /// How many paths of a kind are named.
 const NAMED: usize = 10;
@@ -243,7 +245,7 @@ fn denials(summary: &RunSummary, out: &mut Output) -> io::Result<()> {
             denial.pid,
             denial.rule,
             sanitise(&denial.source),
-            events::name(denial.errno),
+            errno::name(denial.errno),
         )?;
     }
     more(lines.len(), out)
