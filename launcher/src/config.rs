@@ -141,6 +141,9 @@ impl Effective {
         request.publish = value(settings.publish.as_ref());
         request.network = value(settings.network.as_ref());
         request.hardlinks = value(settings.hardlinks.as_ref());
+        request.publish_direct = texts(&settings.publish_direct);
+        request.durable = value(settings.durable.as_ref());
+        request.keep_history = value(settings.keep_history.as_ref());
         request.observe = value(settings.observe.as_ref());
         request.protected = self.file.iter().cloned().collect();
         request

@@ -36,6 +36,12 @@ pub struct Request {
     pub guard: Guard,
     /// See [`Publish`].
     pub publish: Publish,
+    /// See [`Policy::publish_direct`].
+    pub publish_direct: Vec<String>,
+    /// See [`Policy::durable`].
+    pub durable: bool,
+    /// See [`Policy::keep_history`].
+    pub keep_history: bool,
     /// See [`Network`].
     pub network: Network,
     /// See [`Hardlinks`].
@@ -60,6 +66,9 @@ impl Request {
             allow_write: Vec::new(),
             guard: Guard::default(),
             publish: Publish::default(),
+            publish_direct: Vec::new(),
+            durable: false,
+            keep_history: false,
             network: Network::default(),
             hardlinks: Hardlinks::default(),
             observe: ObserveLevel::default(),
@@ -106,6 +115,9 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.allow_write.clone_from(&request.allow_write);
     policy.guard = request.guard;
     policy.publish = request.publish;
+    policy.publish_direct.clone_from(&request.publish_direct);
+    policy.durable = request.durable;
+    policy.keep_history = request.keep_history;
     policy.network = request.network;
     policy.hardlinks = request.hardlinks;
     policy.observe = request.observe;

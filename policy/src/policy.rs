@@ -106,6 +106,15 @@ pub struct Policy {
     pub guard: Guard,
     /// See [`Publish`].
     pub publish: Publish,
+    /// Paths and globs whose content is written directly, whatever `publish` says.
+    #[serde(default)]
+    pub publish_direct: Vec<String>,
+    /// Whether each publication waits for the disk.
+    #[serde(default)]
+    pub durable: bool,
+    /// Whether what is replaced or deleted is kept, so that it can be shown and put back.
+    #[serde(default)]
+    pub keep_history: bool,
     /// See [`Network`].
     pub network: Network,
     /// See [`Hardlinks`].
@@ -154,6 +163,9 @@ impl Policy {
             own_paths: Vec::new(),
             guard: Guard::default(),
             publish: Publish::default(),
+            publish_direct: Vec::new(),
+            durable: false,
+            keep_history: false,
             network: Network::default(),
             hardlinks: Hardlinks::default(),
             observe: ObserveLevel::default(),
@@ -191,6 +203,7 @@ impl Policy {
         let lists = [
             (&mut self.deny_read, resolve),
             (&mut self.deny_write, resolve),
+            (&mut self.publish_direct, resolve),
             (&mut self.allow_write, trusted),
         ];
         for (list, resolve) in lists {

@@ -45,6 +45,7 @@ pub struct Rules {
     pub(crate) deny_read: PathRules,
     pub(crate) deny_write: PathRules,
     pub(crate) allow_write: PathRules,
+    publish_direct: PathRules,
 }
 
 impl Rules {
@@ -76,6 +77,7 @@ impl Rules {
             deny_read: list(&policy.deny_read, Rule::ReadDenied, "deny-read")?,
             deny_write: list(&policy.deny_write, Rule::WriteDenied, "deny-write")?,
             allow_write: list(&policy.allow_write, Rule::ProtectedPath, "allow-write")?,
+            publish_direct: list(&policy.publish_direct, Rule::Reserved, "publish-direct")?,
         })
     }
 
@@ -96,6 +98,13 @@ impl Rules {
     pub fn has_path_rules(&self) -> bool {
         self.mode == Mode::WorkspaceWrite
             || ![&self.own, &self.deny_read, &self.deny_write].iter().all(|list| list.is_empty())
+    }
+
+    /// Tells whether the content of the file at `path` is written directly, whatever the policy says of the others.
+    #[must_use]
+    pub fn publishes_directly(&self, path: &Path) -> bool {
+        !self.publish_direct.is_empty()
+            && self.publish_direct.hit(path.as_os_str().as_bytes(), &self.scopes).is_some()
     }
 
     /// Tells whether any rule denies reading.
@@ -351,6 +360,25 @@ mod tests {
         }
         let denial = rules.judge(Path::new("/w/.git/config"), None, b"[core] pager=x").unwrap_err();
         assert_eq!(denial.source(), "protection .git/config: core.pager");
+    }
+
+    #[test]
+    fn what_is_written_directly_is_told_by_path_name_and_glob() {
+        let mut policy = Policy::new(Mode::WorkspaceWrite, "/w".into());
+        let none = Rules::compile(&policy).unwrap();
+        policy.publish_direct = vec!["*.log".into(), "db".into(), "/tmp/x".into()];
+        let rules = Rules::compile(&policy).unwrap();
+        for (path, direct) in [
+            ("/w/a.log", true),
+            ("/w/d/e/a.log", true),
+            ("/w/db/data", true),
+            ("/w/src/main.rs", false),
+            ("/tmp/x/y", true),
+            ("/tmp/y", false),
+        ] {
+            assert_eq!(rules.publishes_directly(Path::new(path)), direct, "{path}");
+            assert!(!none.publishes_directly(Path::new(path)), "{path}");
+        }
     }
 
     #[test]

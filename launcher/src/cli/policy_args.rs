@@ -38,6 +38,15 @@ pub struct PolicyArgs {
     /// How rewritten content reaches its name. [default: atomic]
     #[arg(long, value_enum, value_name = "HOW")]
     publish: Option<PublishArg>,
+    /// A path or glob that is written directly, whatever --publish says.
+    #[arg(long, value_name = "PATH|GLOB")]
+    publish_direct: Vec<String>,
+    /// Wait for the disk whenever content reaches its name.
+    #[arg(long)]
+    durable: bool,
+    /// Keep what is replaced or deleted, for `stockade diff` and `stockade undo`.
+    #[arg(long)]
+    keep_history: bool,
     /// Whether the command sees the host's network. [default: host]
     #[arg(long, value_enum, value_name = "NET")]
     network: Option<NetworkArg>,
@@ -142,6 +151,9 @@ impl PolicyArgs {
             mode: self.mode.map(|mode| option("--mode", mode)),
             guard: self.guard.map(|guard| option("--guard", guard.into())),
             publish: self.publish.map(|publish| option("--publish", publish.into())),
+            publish_direct: list("--publish-direct", &self.publish_direct),
+            durable: self.durable.then(|| option("--durable", true)),
+            keep_history: self.keep_history.then(|| option("--keep-history", true)),
             network: self.network.map(|network| option("--network", network.into())),
             hardlinks: self.hardlinks.map(|links| option("--hardlinks", links.into())),
             observe: self.observe.map(|level| option("--observe", level.into())),

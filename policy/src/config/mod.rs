@@ -98,6 +98,7 @@ pub struct Settings {
     pub hardlinks: Option<Setting<Hardlinks>>,
     pub observe: Option<Setting<ObserveLevel>>,
     pub backend: Option<Setting<Backend>>,
+    pub durable: Option<Setting<bool>>,
     pub keep_history: Option<Setting<bool>>,
     pub require_full: Option<Setting<bool>>,
     pub timeout: Option<Setting<Duration>>,
@@ -108,12 +109,13 @@ pub struct Settings {
     pub deny_read: Vec<Setting<String>>,
     pub deny_write: Vec<Setting<String>>,
     pub allow_write: Vec<Setting<String>>,
+    pub publish_direct: Vec<Setting<String>>,
     pub sockets: Vec<Setting<String>>,
 }
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 19] = [
+    pub const KEYS: [&'static str; 21] = [
         "mode",
         "approval_policy",
         "guard",
@@ -122,6 +124,7 @@ impl Settings {
         "hardlinks",
         "observe",
         "backend",
+        "durable",
         "keep_history",
         "require_full",
         "timeout",
@@ -132,6 +135,7 @@ impl Settings {
         "deny_read",
         "deny_write",
         "allow_write",
+        "publish_direct",
         "sockets",
     ];
 
@@ -147,6 +151,7 @@ impl Settings {
             hardlinks: self.hardlinks.or(weaker.hardlinks),
             observe: self.observe.or(weaker.observe),
             backend: self.backend.or(weaker.backend),
+            durable: self.durable.or(weaker.durable),
             keep_history: self.keep_history.or(weaker.keep_history),
             require_full: self.require_full.or(weaker.require_full),
             timeout: self.timeout.or(weaker.timeout),
@@ -157,6 +162,7 @@ impl Settings {
             deny_read: joined(weaker.deny_read, self.deny_read),
             deny_write: joined(weaker.deny_write, self.deny_write),
             allow_write: joined(weaker.allow_write, self.allow_write),
+            publish_direct: joined(weaker.publish_direct, self.publish_direct),
             sockets: joined(weaker.sockets, self.sockets),
         }
     }
@@ -174,6 +180,7 @@ impl Settings {
         named("hardlinks", self.hardlinks.as_ref(), &mut rows);
         named("observe", self.observe.as_ref(), &mut rows);
         named("backend", self.backend.as_ref(), &mut rows);
+        named("durable", self.durable.as_ref(), &mut rows);
         named("keep_history", self.keep_history.as_ref(), &mut rows);
         named("require_full", self.require_full.as_ref(), &mut rows);
         let durations = [("timeout", &self.timeout), ("approver_timeout", &self.approver_timeout)];
@@ -189,6 +196,7 @@ impl Settings {
             ("deny_read", &self.deny_read),
             ("deny_write", &self.deny_write),
             ("allow_write", &self.allow_write),
+            ("publish_direct", &self.publish_direct),
             ("sockets", &self.sockets),
         ] {
             for setting in list {
@@ -211,6 +219,8 @@ impl Settings {
         set(&mut policy.mode, self.mode.as_ref());
         set(&mut policy.guard, self.guard.as_ref());
         set(&mut policy.publish, self.publish.as_ref());
+        set(&mut policy.durable, self.durable.as_ref());
+        set(&mut policy.keep_history, self.keep_history.as_ref());
         set(&mut policy.network, self.network.as_ref());
         set(&mut policy.hardlinks, self.hardlinks.as_ref());
         set(&mut policy.observe, self.observe.as_ref());
@@ -220,6 +230,7 @@ impl Settings {
         policy.deny_read.extend(texts(&self.deny_read));
         policy.deny_write.extend(texts(&self.deny_write));
         policy.allow_write.extend(texts(&self.allow_write));
+        policy.publish_direct.extend(texts(&self.publish_direct));
     }
 
     /// Replaces `~` and variables in every path of a file: a shell has done so for options. A shipped profile's path is
@@ -230,6 +241,7 @@ impl Settings {
             &mut self.deny_read,
             &mut self.deny_write,
             &mut self.allow_write,
+            &mut self.publish_direct,
             &mut self.sockets,
         ] {
             let mut kept = Vec::with_capacity(list.len());
@@ -270,6 +282,7 @@ impl Settings {
             hardlinks: set(Hardlinks::default()),
             observe: set(ObserveLevel::default()),
             backend: set(Backend::default()),
+            durable: set(false),
             keep_history: set(false),
             require_full: set(false),
             approver_timeout: set(Duration::from_secs(300)),

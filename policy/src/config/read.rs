@@ -129,6 +129,7 @@ impl Reader<'_> {
                 "hardlinks" => settings.hardlinks = self.word(key, value)?,
                 "observe" => settings.observe = self.word(key, value)?,
                 "backend" => settings.backend = self.word(key, value)?,
+                "durable" => settings.durable = self.flag(key, value)?,
                 "keep_history" => settings.keep_history = self.flag(key, value)?,
                 "require_full" => settings.require_full = self.flag(key, value)?,
                 "timeout" => settings.timeout = self.duration(key, value)?,
@@ -139,6 +140,7 @@ impl Reader<'_> {
                 "deny_read" => settings.deny_read = self.list(key, value)?,
                 "deny_write" => settings.deny_write = self.list(key, value)?,
                 "allow_write" => settings.allow_write = self.list(key, value)?,
+                "publish_direct" => settings.publish_direct = self.list(key, value)?,
                 "sockets" => settings.sockets = self.list(key, value)?,
                 // `known` has refused every other one.
                 _ => {}

@@ -115,6 +115,7 @@ deny_read = ["c", "a"]
             "hardlinks = \"break\" # default",
             "observe = \"open\" # default",
             "backend = \"auto\" # default",
+            "durable = false # default",
             "keep_history = false # default",
             "require_full = false # default",
             "approver_timeout = \"5m\" # default",
