@@ -92,6 +92,7 @@ pub struct Fs {
     pub(crate) moves: Moves,
     pub(crate) mode: Mode,
     pub(crate) publish: Publish,
+    pub(crate) durable: bool,
     pub(crate) guard: Guard,
     pub(crate) findings: Findings,
     /// What the session has seen.
@@ -153,6 +154,7 @@ impl Fs {
             moves,
             mode: parts.policy.mode,
             publish: parts.policy.publish,
+            durable: parts.policy.durable,
             guard: parts.policy.guard,
             findings: Findings::new(parts.policy.guard),
             observed: parts.observed,

@@ -15,6 +15,7 @@
 
 mod adapter;
 mod error;
+mod fail;
 mod fs;
 mod handle;
 mod host;

@@ -283,6 +283,11 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         return host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
     };
     let os_name = OsStr::from_bytes(name.as_bytes());
+    if crate::ops::staged_by(os_name).is_some() {
+        // Nobody inside has heard of it. And telling would wait for whatever is under way in the directory: a server that
+        // is killed meanwhile could not end, and its programs neither.
+        return false;
+    }
     if fs.overlay.get(dir.id, os_name).is_some() {
         // Inside, the staged content holds; what the host did comes out when it is published.
         return false;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use stockade_observe::{Event, Op, Process};
-use stockade_policy::{EntryKind, Publish};
+use stockade_policy::EntryKind;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, Opened, allowed, entry_kind};
@@ -214,7 +214,7 @@ impl Fs {
         let made = self.may_create(&place.path, EntryKind::File).and_then(|()| {
             let bits = Mode::from_raw_mode(mode & 0o7777);
             let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
-            let stages = self.publish == Publish::Atomic && writable && !judged;
+            let stages = writable && !judged && self.stages(&place.path);
             let result = self.as_caller(caller, umask, mode & SET_ID != 0, || {
                 if stages {
                     if self.not_staged(&place).is_err()

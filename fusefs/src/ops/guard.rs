@@ -25,6 +25,7 @@ use stockade_policy::{Denial, Guard, Rule};
 
 use super::fresh::copy_content;
 use crate::error::{FsError, FsResult};
+use crate::fail::{self, Point};
 use crate::fs::Fs;
 use crate::handle::FileHandle;
 use crate::host::{self, Stat};
@@ -250,6 +251,7 @@ impl Fs {
             Err(Errno::INVAL | Errno::NOSYS) => return Ok(rename(RenameFlags::empty())?),
             other => other?,
         }
+        fail::reached(Point::Moved);
         let displaced = host::stat_at(from_dir.as_fd(), from)?;
         if !same_content(&displaced, &before) {
             rename(RenameFlags::EXCHANGE)?;

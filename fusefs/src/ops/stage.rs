@@ -28,6 +28,7 @@ use stockade_policy::{Guard, Publish};
 use super::fresh::{copy_attributes, staged_name};
 use super::guard::same_content;
 use crate::error::{FsError, FsResult};
+use crate::fail::{self, Point};
 use crate::fs::{Caller, Fs};
 use crate::handle::FileHandle;
 use crate::host::{self, Stat};
@@ -141,6 +142,11 @@ const LAG: Duration = Duration::from_micros(50);
 const LAGS: u32 = 40;
 
 impl Fs {
+    /// Tells whether what is written at a path is published in one step.
+    pub(crate) fn stages(&self, path: &Path) -> bool {
+        self.publish == Publish::Atomic && !self.rules.publishes_directly(path)
+    }
+
     /// Makes an unnamed inode for a file that is being created.
     pub(crate) fn stage_create(&self, dir: &OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
         rustix::fs::openat(dir, c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode)
@@ -175,7 +181,7 @@ impl Fs {
         stat: &Stat,
         who: &Arc<Process>,
     ) -> Option<Arc<OwnedFd>> {
-        if self.publish != Publish::Atomic || !stat.is_regular() || stat.nlink != 1 {
+        if !stat.is_regular() || stat.nlink != 1 || !self.stages(&self.path(node)) {
             return None;
         }
         for _ in 0..LAGS {
@@ -408,13 +414,35 @@ impl Fs {
     fn put(&self, staged: &Staged, path: &Path) -> FsResult<Put> {
         let dir = self.inside(&staged.place.parent)?;
         let name = host::component(&staged.place.name)?;
+        fail::reached(Point::Begun);
+        if self.durable {
+            rustix::fs::fsync(&staged.fd)?;
+        }
+        let put = self.put_in(staged, path, &dir, &name)?;
+        if self.durable && !matches!(put, Put::Refused { .. }) {
+            let dir = self.self_fd.open_pin(dir.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+            rustix::fs::fsync(&dir)?;
+        }
+        Ok(put)
+    }
+
+    fn put_in(
+        &self,
+        staged: &Staged,
+        path: &Path,
+        dir: &Arc<OwnedFd>,
+        name: &CString,
+    ) -> FsResult<Put> {
         let enforced = self.guard == Guard::Enforce;
         if staged.base.is_none() {
-            match self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &name) {
-                Ok(()) => return Ok(Put::Clean),
+            match self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), name) {
+                Ok(()) => {
+                    fail::reached(Point::Created);
+                    return Ok(Put::Clean);
+                }
                 Err(FsError::Host(Errno::EXIST)) if !enforced => {}
                 Err(FsError::Host(Errno::EXIST)) => {
-                    let found = host::stat_at(dir.as_fd(), &name).ok().map(|stat| stat.version());
+                    let found = host::stat_at(dir.as_fd(), name).ok().map(|stat| stat.version());
                     return Ok(Put::Refused { found, kept: self.keep(&staged.fd, path) });
                 }
                 Err(error) => return Err(error),
@@ -422,12 +450,13 @@ impl Fs {
         }
         self.journal.note(dir.as_fd());
         let hidden = staged_name()?;
-        let _lock = self.lock_names(&dir);
+        let _lock = self.lock_names(dir);
         self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &hidden)?;
-        let mut away = Away { dir: &dir, name: &hidden, there: true };
+        let mut away = Away { dir, name: &hidden, there: true };
+        fail::reached(Point::Linked);
         // The exchange itself moves the change time of what it displaces, so that is looked at before.
         let untouched = staged.base.as_ref().is_some_and(Base::is_untouched);
-        let rename = |flags| rustix::fs::renameat_with(&*dir, &hidden, &*dir, &name, flags);
+        let rename = |flags| rustix::fs::renameat_with(&**dir, &hidden, &**dir, name, flags);
         match rename(RenameFlags::EXCHANGE) {
             Ok(()) => {}
             Err(Errno::NOENT) if enforced => {
@@ -446,10 +475,13 @@ impl Fs {
             }
             Err(errno) => return Err(errno.into()),
         }
+        fail::reached(Point::Exchanged);
         let displaced = host::stat_at(dir.as_fd(), &hidden)?;
         let expected = untouched
             && staged.base.as_ref().is_some_and(|base| same_content(&displaced, &base.stat));
         if expected {
+            drop(away);
+            fail::reached(Point::Cleared);
             return Ok(Put::Clean);
         }
         let found = displaced.version();

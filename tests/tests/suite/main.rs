@@ -5,6 +5,7 @@
 
 mod attempts;
 mod config;
+mod crash;
 mod danger;
 mod everyday;
 mod exit_status;
@@ -18,6 +19,7 @@ mod otlp;
 mod posix;
 mod program;
 mod protect;
+mod publish;
 mod read_only;
 mod sessions;
 mod sockets;

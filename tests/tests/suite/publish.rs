@@ -1,0 +1,207 @@
+//! Publication: the host sees the old content or the whole new one, and what goes wrong below is said (F5, F7, F9).
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use stockade_tests::{Output, Running, World, as_root_and_user, skip};
+
+const OLD: &str = "what was there\n";
+
+/// Rewrites a file: the beginning, then waits for `go`, then the rest. Prints what an error is, and what it reads back.
+const WRITER: &str = "import os, sys, time\n\
+    name, how = sys.argv[1], sys.argv[2]\n\
+    d = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)\n\
+    os.write(d, b'begin')\n\
+    print(open(name).read(), os.path.getsize(name), name in os.listdir('.' if '/' not in name else os.path.dirname(name)))\n\
+    sys.stdout.flush()\n\
+    open('/tmp/ready-' + how, 'w').close()\n\
+    while not os.path.exists('/tmp/go-' + how): time.sleep(0.005)\n\
+    try:\n\
+    \x20os.write(d, b' end')\n\
+    \x20os.close(d)\n\
+    except OSError as error: print(error.errno)\n";
+
+/// A rewrite under way, and what lets it go on.
+struct Rewrite {
+    running: Running,
+    go: PathBuf,
+}
+
+impl Rewrite {
+    fn begin(world: &World, options: &[&str], name: &str) -> Self {
+        let how = world.result_file().file_name().unwrap().to_str().unwrap().to_owned();
+        let how = format!("{}-{how}", world.directory().file_name().unwrap().to_str().unwrap());
+        let (ready, go) =
+            (PathBuf::from(format!("/tmp/ready-{how}")), PathBuf::from(format!("/tmp/go-{how}")));
+        let mut running = world
+            .run(options)
+            .args(["python3", "-c", WRITER, name, &how])
+            .deadline(Duration::from_secs(60))
+            .spawn();
+        running.wait_until("the rewrite is under way", || ready.exists());
+        fs::remove_file(ready).unwrap();
+        Self { running, go }
+    }
+
+    fn end(self) -> Output {
+        fs::write(&self.go, "").unwrap();
+        let output = self.running.wait();
+        drop(fs::remove_file(&self.go));
+        output
+    }
+}
+
+/// A small file system of the test's own, over a directory of the workspace.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(world: &World, name: &str, size: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skip(world.name(), "only root can mount a small file system");
+            return None;
+        }
+        let place = world.workspace().join(name);
+        fs::create_dir(&place).unwrap();
+        let (uid, gid) = world.ids();
+        let options = format!("size={size},uid={uid},gid={gid},mode=755");
+        let status = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "none"])
+            .arg(&place)
+            .status()
+            .unwrap();
+        assert!(status.success());
+        Some(Self(place))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
+    }
+}
+
+as_root_and_user! {
+    /// F5: the host sees the old content until the program closes the file, and everybody inside the new.
+    fn the_host_sees_the_old_content_until_the_close(world) {
+        world.write("f", OLD);
+        let rewrite = Rewrite::begin(world, &["-q"], "f");
+        assert_eq!(fs::read_to_string(world.workspace().join("f")).unwrap(), OLD);
+        let output = rewrite.end();
+        assert_eq!(output.stdout(), "begin 5 True\n");
+        assert_eq!(fs::read_to_string(world.workspace().join("f")).unwrap(), "begin end");
+        // A file that is new has no name on the host before that.
+        let rewrite = Rewrite::begin(world, &["-q"], "new");
+        let names: Vec<_> = fs::read_dir(world.workspace()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["f"]);
+        assert_eq!(rewrite.end().stdout(), "begin 5 True\n");
+        assert_eq!(fs::read_to_string(world.workspace().join("new")).unwrap(), "begin end");
+    }
+
+    /// F5: `direct`, for all or for some files, is what the program does.
+    fn direct_shows_what_is_written_at_once(world) {
+        for (options, name, direct) in [
+            (&["-q", "--publish", "direct"][..], "f", true),
+            (&["-q", "--publish-direct", "*.log"], "f.log", true),
+            (&["-q", "--publish-direct", "*.log"], "f", false),
+        ] {
+            world.write(name, OLD);
+            let rewrite = Rewrite::begin(world, options, name);
+            let expected = if direct { "begin" } else { OLD };
+            assert_eq!(fs::read_to_string(world.workspace().join(name)).unwrap(), expected, "{options:?}");
+            rewrite.end().assert_success();
+            assert_eq!(fs::read_to_string(world.workspace().join(name)).unwrap(), "begin end");
+        }
+    }
+
+    /// F5: `--durable` has the file and its directory on the disk when `close` returns.
+    fn durable_waits_for_the_disk(world) {
+        if !world.has("strace") {
+            return;
+        }
+        // The first run of a machine makes other files durable.
+        world.run(&["-q"]).arg("true").run().assert_success();
+        for (options, synced) in [(&["-q", "--durable"][..], true), (&["-q"], false)] {
+            world.write("f", OLD);
+            let trace = world.home().join("trace");
+            let script = "echo new > made; echo changed > f";
+            world.native("strace").args(["-f", "-y", "-e", "trace=fsync,fdatasync", "-o"]).arg(&trace)
+                .arg(world.binary()).arg("run").args(options).args(["--", "sh", "-c", script]).run().assert_success();
+            let trace = fs::read_to_string(&trace).unwrap();
+            let workspace = world.workspace();
+            let calls: Vec<_> = trace.lines().filter(|line| line.contains(workspace.to_str().unwrap())).collect();
+            let files = calls.iter().filter(|line| line.contains("/w/")).count();
+            let directories = calls.iter().filter(|line| line.contains("/w>")).count();
+            let expected = if synced { (2, 2) } else { (0, 0) };
+            assert_eq!((files, directories), expected, "{trace}");
+        }
+    }
+
+    /// F7, S2: a rewrite whose program is killed leaves the old file, and nothing beside it.
+    fn a_killed_writer_leaves_the_old_content(world) {
+        world.write("f", OLD);
+        let script = "python3 -c 'import os, signal; d = os.open(\"f\", os.O_WRONLY | os.O_TRUNC); os.write(d, b\"torn\"); \
+            os.kill(os.getpid(), signal.SIGKILL)'; cat f";
+        let output = world.run(&["-q"]).args(["sh", "-c", script]).run();
+        assert_eq!(output.stdout(), OLD);
+        assert_eq!(fs::read_to_string(world.workspace().join("f")).unwrap(), OLD);
+        assert_eq!(fs::read_dir(world.workspace()).unwrap().count(), 1);
+    }
+
+    /// F7: a disk that is full: the program is told, the old content stays, and there is room again afterwards.
+    fn a_full_disk_loses_nothing(world) {
+        let Some(small) = Small::mount(world, "small", "512k") else { return };
+        world.write("small/f", OLD);
+        let script = "head -c 2000000 /dev/zero > small/f; echo $?; cat small/f";
+        let output = world.run(&["-q"]).args(["sh", "-c", script]).run();
+        assert!(output.stderr().contains("No space left"), "{}", output.stderr());
+        assert!(output.stdout().starts_with("1\n"), "{}", output.stdout());
+        let output = world.run(&["-q"]).args(["sh", "-c", "echo new > small/f; cat small/f"]).run();
+        assert_eq!((output.code, output.stdout()), (0, "new\n".to_owned()), "{}", output.stderr());
+        assert_eq!(fs::read_to_string(world.workspace().join("small/f")).unwrap(), "new\n");
+        assert_eq!(fs::read_dir(&small.0).unwrap().count(), 1);
+    }
+
+    /// F7: the directory is taken away, moved out or closed while a file in it is rewritten: `close` says so, the old
+    /// file is as it was wherever it is now, and what was written is kept.
+    fn what_can_not_be_published_is_kept(world) {
+        let directory = world.workspace().join("d");
+        let elsewhere = world.outside().join("d");
+        for case in ["deleted", "moved out", "closed"] {
+            // Root writes everywhere.
+            if case == "closed" && world.ids().0 == 0 {
+                continue;
+            }
+            world.write("d/f", OLD);
+            let result = world.result_file();
+            let rewrite = Rewrite::begin(world, &["-q", "--result", result.to_str().unwrap()], "d/f");
+            match case {
+                "deleted" => fs::remove_dir_all(&directory).unwrap(),
+                "moved out" => fs::rename(&directory, &elsewhere).unwrap(),
+                _ => fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap(),
+            }
+            let output = rewrite.end();
+            output.assert_success();
+            let said: Vec<_> = output.stdout().lines().skip(1).map(str::to_owned).collect();
+            let errno: Vec<i32> = said.iter().map(|line| line.parse().unwrap()).collect();
+            let expected = match case {
+                "deleted" => vec![libc::ENOENT],
+                "moved out" => vec![libc::ESTALE],
+                _ => vec![libc::EACCES],
+            };
+            assert_eq!(errno, expected, "{case}");
+            let result = World::read_result(&result, &output);
+            let conflicts = result["conflicts"].as_array().unwrap();
+            let kept = conflicts.iter().find_map(|row| row["kept"].as_str()).unwrap_or_else(|| panic!("{case}: nothing is kept: {result:#}"));
+            assert_eq!(fs::read_to_string(kept).unwrap(), "begin end", "{case}");
+            let place = if case == "moved out" { &elsewhere } else { &directory };
+            if case != "deleted" {
+                assert_eq!(fs::read_to_string(place.join("f")).unwrap(), OLD, "{case}");
+                assert_eq!(fs::read_dir(place).unwrap().count(), 1, "{case}");
+                fs::set_permissions(place, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+                fs::remove_dir_all(place).unwrap();
+            }
+        }
+    }
+}
