@@ -8,6 +8,7 @@ mod mount;
 mod policy_args;
 mod run;
 mod session;
+mod top;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,7 @@ enum Command {
     Umount(mount::UmountArgs),
     Session(session::Args),
     Log(Box<log::Args>),
+    Top(top::Args),
     Config(config::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -62,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Umount(args) => mount::umount(&args),
         Command::Session(args) => session::run(&args),
         Command::Log(args) => log::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -23,4 +23,5 @@ mod publish;
 mod read_only;
 mod sessions;
 mod sockets;
+mod top;
 mod workspace_write;

@@ -13,6 +13,8 @@ pub const ESCAPE: &str = include_str!("../../programs/escape.py");
 pub const MOVED: &str = include_str!("../../programs/moved.py");
 /// Connections to sockets of its own and of the host's.
 pub const SOCKETS: &str = include_str!("../../programs/sockets.py");
+/// A terminal, with somebody who waits for texts and types.
+pub const TERMINAL: &str = include_str!("../../programs/terminal.py");
 /// Sequences of system calls whose every answer is printed.
 pub const POSIX: &str = include_str!("../../programs/posix.py");
 

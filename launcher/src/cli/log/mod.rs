@@ -394,19 +394,19 @@ fn text_value(value: &SqlValue) -> String {
 }
 
 /// Shows a path so that its name can't write to the terminal.
-fn path(path: &Path) -> String {
+pub(in crate::cli) fn path(path: &Path) -> String {
     sanitise_bytes(path.as_os_str().as_bytes())
 }
 
 /// Shows a program by its name.
-fn program(exe: &Path) -> String {
+pub(in crate::cli) fn program(exe: &Path) -> String {
     match exe.file_name() {
         Some(name) => sanitise_bytes(name.as_bytes()),
         None => "?".to_owned(),
     }
 }
 
-fn command(argv: &[std::ffi::OsString]) -> String {
+pub(in crate::cli) fn command(argv: &[std::ffi::OsString]) -> String {
     stockade_policy::text::show_command(argv.iter().map(|arg| OsStr::as_bytes(arg)))
 }
 
@@ -429,7 +429,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// Returns the local time of day, or the day with it when that isn't today.
-fn clock(time: Time) -> String {
+pub(in crate::cli) fn clock(time: Time) -> String {
     let Ok(stamp) = jiff::Timestamp::from_nanosecond(i128::from(time.0)) else {
         return "?".to_owned();
     };
@@ -444,7 +444,7 @@ fn day(time: Time) -> String {
 }
 
 /// Returns how long something took.
-fn lasted(from: Time, to: Time) -> String {
+pub(in crate::cli) fn lasted(from: Time, to: Time) -> String {
     let nanos = u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0);
     let millis = nanos / 1_000_000;
     match millis {
