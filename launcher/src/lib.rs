@@ -2,6 +2,7 @@
 //!
 //! The library works without the command line; only [`cli`] parses arguments and prints.
 
+pub mod approve;
 pub mod backend;
 pub mod cli;
 pub mod config;

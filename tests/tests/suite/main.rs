@@ -7,6 +7,7 @@ mod attempts;
 mod config;
 mod crash;
 mod danger;
+mod escalation;
 mod everyday;
 mod exit_status;
 mod guard;

@@ -1,5 +1,6 @@
 //! `stockade run` and `stockade shell`: a command, confined and observed.
 
+mod approval;
 mod note;
 mod status;
 
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use stockade_observe::{RunOutcome, Time};
-use stockade_policy::{Mode, Policy, Resolution};
+use stockade_policy::{Mode, ModeSource, Policy, Resolution};
 
 use crate::cli::policy_args::{PolicyArgs, duration};
 use crate::cli::{complain, show};
@@ -25,6 +26,7 @@ use crate::session::{self, OpenRun, Session, Wanted};
 use crate::sys::{self, SignalFd};
 use crate::{enforcement::Enforcement, state};
 
+use approval::ApprovalArgs;
 use status::Status;
 
 /// Run a command, confined and observed.
@@ -61,6 +63,8 @@ struct Options {
     /// Let the command reach a Unix socket of the host's, by its path.
     #[arg(long, value_name = "PATH")]
     socket: Vec<PathBuf>,
+    #[command(flatten)]
+    approval: ApprovalArgs,
     /// The session that the run belongs to, by id or name. [default: a new one]
     #[arg(long, value_name = "ID")]
     session: Option<String>,
@@ -204,31 +208,49 @@ fn attempt(
     let effective = args.policy.effective()?;
     let default = effective.mode();
     let workspace = workspace(&args, session.as_ref(), &call.cwd)?;
+    let in_force = match &session {
+        Some(session) => session.state()?.resolve(default, None),
+        None => Resolution::resolve(default, None, None),
+    };
+    let escalation = args.approval.escalation(in_force.mode)?;
+    // What can't be carried out needn't be asked about, and leaves no session behind.
+    let expected = escalation.as_ref().map_or(in_force, |escalation| Resolution {
+        mode: escalation.to(),
+        source: ModeSource::Approved,
+    });
+    let planned = plan(&args, &effective, call, &workspace, expected, &state)?;
     if args.dry_run {
-        let resolution = match &session {
-            Some(session) => session.state()?.resolve(default, None),
-            None => Resolution::resolve(default, None, None),
-        };
-        let plan = plan(&args, &effective, call, &workspace, resolution, &state)?;
-        let steps: Vec<_> = plan.steps().iter().map(|step| format!("{step}\n")).collect();
+        let steps: Vec<_> = planned.steps().iter().map(|step| format!("{step}\n")).collect();
         show(&steps.concat());
         return Ok(None);
     }
-    // A session that exists says what mode is in force; a new one is made once it is known that the run can be.
-    let (plan, run) = match session {
-        Some(session) => {
-            let run = session.start(call.wanted(default), None)?;
-            match plan(&args, &effective, call, &workspace, run.resolution(), &state) {
-                Ok(plan) => (plan, run),
-                Err(failure) => return Err(give_up(run, failure)),
-            }
+    let run = match (session, escalation) {
+        (None, None) => {
+            let root = &planned.policy.root;
+            session::start_alone(&state, &call.session, root, call.wanted(default))?
         }
-        None => {
-            let resolution = Resolution::resolve(default, None, None);
-            let plan = plan(&args, &effective, call, &workspace, resolution, &state)?;
-            let root = &plan.policy.root;
-            let run = session::start_alone(&state, &call.session, root, call.wanted(default))?;
-            (plan, run)
+        (Some(session), None) => session.start(call.wanted(default), None)?,
+        (session, Some(escalation)) => {
+            call.policy = None;
+            let session = match session {
+                Some(session) => session,
+                None => {
+                    let first = session::created(&call.session, None, &planned.policy.root);
+                    Session::create(&state, &[first])?
+                }
+            };
+            let permit = args.approval.ask(escalation, &session, &effective, call)?;
+            session.start(call.wanted(default), Some(permit))?
+        }
+    };
+    // The mode may have been switched since the plan was made.
+    let plan = if run.resolution() == expected {
+        call.policy = Some(planned.policy.clone());
+        planned
+    } else {
+        match plan(&args, &effective, call, &workspace, run.resolution(), &state) {
+            Ok(plan) => plan,
+            Err(failure) => return Err(give_up(run, failure)),
         }
     };
     announce(&plan, call, args.quiet, args.verbose);
