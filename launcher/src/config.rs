@@ -8,10 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use stockade_policy::config::{Backend, Origin, Setting, Settings};
-use stockade_policy::{Config, ConfigError, Mode};
+use stockade_policy::{Config, ConfigError, Mode, Policy, Resolution};
 
 use crate::error::{Code, Failure};
-use crate::resolve::Request;
+use crate::resolve::{self, Places, Request};
 use crate::state;
 
 /// What is asked for on the command line, or by a caller of the library.
@@ -41,6 +41,14 @@ pub struct Effective {
 #[must_use]
 pub fn default_file() -> Option<PathBuf> {
     state::configuration_directory().map(|directory| directory.join("config.toml"))
+}
+
+/// Returns Stockade's own directories: the state, which is canonical, and the configuration.
+#[must_use]
+pub fn own_directories(state: &Path) -> Vec<PathBuf> {
+    let configuration =
+        state::configuration_directory().and_then(|path| fs::canonicalize(path).ok());
+    std::iter::once(state.to_owned()).chain(configuration).collect()
 }
 
 /// Reads a configuration: the file that is named, else the one in the configuration directory if there is one.
@@ -111,6 +119,23 @@ impl Effective {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.settings.mode.as_ref().map_or_else(Mode::default, |mode| mode.value)
+    }
+
+    /// Returns the complete policy of a call in this workspace; `own` are Stockade's own directories.
+    ///
+    /// # Errors
+    /// A path can't be what it is to be.
+    pub fn policy(
+        &self,
+        workspace: &Path,
+        session: Option<String>,
+        resolution: Resolution,
+        own: &[PathBuf],
+    ) -> Result<Policy, Failure> {
+        let mut request = self.request(workspace.to_owned());
+        request.mode = (resolution.mode, resolution.source);
+        request.session = session;
+        resolve::resolve(&request, &Places::of_this_machine(own.to_vec()))
     }
 
     /// Returns the request for a workspace.

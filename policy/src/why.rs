@@ -103,17 +103,32 @@ impl Access {
     /// away; both ends of a move are told by [`Rules::rename_refused`].
     #[must_use]
     pub fn refused(self, rules: &Rules, path: &Path) -> Option<Arc<Denial>> {
+        self.refused_at(rules, path, None)
+    }
+
+    /// Returns the same for what is there already: a `.git` that is a file is told from a directory, and a directory
+    /// that is moved from a file.
+    #[must_use]
+    pub fn refused_at(
+        self,
+        rules: &Rules,
+        path: &Path,
+        kind: Option<EntryKind>,
+    ) -> Option<Arc<Denial>> {
         match self {
             Self::Read | Self::Readdir | Self::Exec => rules.zone(path).read,
             Self::Write
             | Self::Truncate
-            | Self::Chmod
-            | Self::Chown
-            | Self::Utimes
             | Self::Setxattr
             | Self::Removexattr
             | Self::Fallocate
-            | Self::Copy => rules.zone(path).write,
+            | Self::Copy => change_refused(rules, path, kind),
+            // A git file is protected for what it says; its permissions and times say nothing.
+            Self::Chmod | Self::Chown | Self::Utimes => {
+                change_refused(rules, path, kind).filter(|denial| {
+                    denial.rule() != Rule::ProtectedPath || rules.config_kind(path).is_none()
+                })
+            }
             Self::Create => rules.create_refused(path, EntryKind::File),
             Self::Mkdir => rules.create_refused(path, EntryKind::Directory),
             Self::Symlink => rules.create_refused(path, EntryKind::Symlink),
@@ -123,8 +138,18 @@ impl Access {
                 None => rules.create_refused(path, EntryKind::File),
             },
             Self::Unlink | Self::Rmdir => rules.remove_refused(path),
-            Self::Rename => rules.move_refused(path),
+            Self::Rename => rules.move_refused(path).or_else(|| {
+                let directory = kind == Some(EntryKind::Directory);
+                directory.then(|| rules.rename_dir_refused(path)).flatten()
+            }),
         }
+    }
+}
+
+fn change_refused(rules: &Rules, path: &Path, kind: Option<EntryKind>) -> Option<Arc<Denial>> {
+    match kind {
+        Some(kind) => rules.write_refused(path, kind),
+        None => rules.zone(path).write,
     }
 }
 
@@ -305,17 +330,18 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Explains what would be decided. `can_ask` says that there is an approver and that the approval policy lets it be
+/// Explains what would be decided about `path`, where there is something of this kind, or nothing. `can_ask` says that there is an approver and that the approval policy lets it be
 /// asked.
 #[must_use]
 pub fn explain(
     policy: &Policy,
     rules: &Rules,
     path: &Path,
+    kind: Option<EntryKind>,
     access: Access,
     can_ask: bool,
 ) -> Explanation {
-    let Some(denial) = access.refused(rules, path) else {
+    let Some(denial) = access.refused_at(rules, path, kind) else {
         return Explanation {
             decision: Answer::Allow,
             rule: None,
@@ -328,7 +354,7 @@ pub fn explain(
         decision: if by_mode && can_ask { Answer::Ask } else { Answer::Deny },
         rule: Some(denial.rule()),
         source: denial.source().to_owned(),
-        help: steps(policy, path, access, &denial)
+        help: steps(policy, path, kind, access, &denial)
             .iter()
             .map(ToString::to_string)
             .chain(judged(rules, path))
@@ -337,7 +363,13 @@ pub fn explain(
 }
 
 /// Returns the steps after which the access is allowed; where no option does it, the last one says so.
-fn steps(policy: &Policy, path: &Path, access: Access, denial: &Arc<Denial>) -> Vec<Remedy> {
+fn steps(
+    policy: &Policy,
+    path: &Path,
+    kind: Option<EntryKind>,
+    access: Access,
+    denial: &Arc<Denial>,
+) -> Vec<Remedy> {
     let mut policy = policy.clone();
     let mut steps = Vec::new();
     let mut standing = Some(denial.clone());
@@ -346,7 +378,7 @@ fn steps(policy: &Policy, path: &Path, access: Access, denial: &Arc<Denial>) -> 
         let changed = remedy.apply(&mut policy);
         steps.push(remedy);
         standing = match Rules::compile(&policy) {
-            Ok(rules) if changed => access.refused(&rules, path),
+            Ok(rules) if changed => access.refused_at(&rules, path, kind),
             Ok(_) | Err(_) => None,
         };
     }
@@ -415,7 +447,7 @@ mod tests {
         for (mode, path, access, rule, help) in rows {
             let policy = policy(*mode);
             let rules = Rules::compile(&policy).unwrap();
-            let explained = explain(&policy, &rules, Path::new(path), *access, false);
+            let explained = explain(&policy, &rules, Path::new(path), None, *access, false);
             assert_eq!(explained.rule, *rule, "{path} {access}");
             let expected = if rule.is_some() { Answer::Deny } else { Answer::Allow };
             assert_eq!(explained.decision, expected, "{path} {access}");
@@ -428,11 +460,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_there_can_decide() {
+        let policy = policy(Mode::WorkspaceWrite);
+        let rules = Rules::compile(&policy).unwrap();
+        for (path, kind, access, refused) in [
+            ("/w/.git", EntryKind::File, Access::Write, true),
+            ("/w/.git", EntryKind::Directory, Access::Chmod, false),
+            ("/w/.git", EntryKind::Directory, Access::Rename, true),
+            ("/w/a", EntryKind::Directory, Access::Rename, false),
+            ("/w/a", EntryKind::File, Access::Write, false),
+        ] {
+            let explained = explain(&policy, &rules, Path::new(path), Some(kind), access, false);
+            assert_eq!(explained.rule.is_some(), refused, "{access} {path} {kind:?}");
+            if refused {
+                assert!(explained.help[0].contains("--allow-write /w/.git"), "{explained:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_refusal_by_the_mode_may_be_asked_about() {
         let policy = policy(Mode::ReadOnly);
         let rules = Rules::compile(&policy).unwrap();
-        let ask =
-            |path: &str, access| explain(&policy, &rules, Path::new(path), access, true).decision;
+        let ask = |path: &str, access| {
+            explain(&policy, &rules, Path::new(path), None, access, true).decision
+        };
         assert_eq!(ask("/w/a", Access::Write), Answer::Ask);
         assert_eq!(ask("/w/.env", Access::Read), Answer::Deny);
         assert_eq!(ask("/w/a", Access::Read), Answer::Allow);
@@ -442,7 +494,7 @@ mod tests {
     fn the_json_is_the_contracts() {
         let policy = policy(Mode::WorkspaceWrite);
         let rules = Rules::compile(&policy).unwrap();
-        let explained = explain(&policy, &rules, Path::new("/w/.env"), Access::Read, false);
+        let explained = explain(&policy, &rules, Path::new("/w/.env"), None, Access::Read, false);
         let json = serde_json::to_value(&explained).unwrap();
         assert_eq!(json["decision"], "deny");
         assert_eq!(json["rule"], "read-denied");
@@ -462,7 +514,7 @@ mod tests {
         ] {
             let path = Path::new(path);
             let denial = access.refused(&rules, path).unwrap();
-            let explained = explain(&policy, &rules, path, access, false);
+            let explained = explain(&policy, &rules, path, None, access, false);
             assert_eq!(explained.help[0], help_for(&denial, path, policy.mode));
         }
         let rename = "\x1b[2J\u{202e}";
@@ -539,7 +591,7 @@ mod tests {
             let again = Rules::compile(&stored).unwrap();
             prop_assert_eq!(access.refused(&rules, &path), access.refused(&again, &path));
             let Some(denial) = access.refused(&rules, &path) else { return Ok(()) };
-            let steps = steps(&policy, &path, access, &denial);
+            let steps = steps(&policy, &path, None, access, &denial);
             let mut changed = policy.clone();
             for step in &steps {
                 step.apply(&mut changed);

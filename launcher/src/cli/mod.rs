@@ -9,6 +9,7 @@ mod policy_args;
 mod run;
 mod session;
 mod top;
+mod why;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ enum Command {
     Session(session::Args),
     Log(Box<log::Args>),
     Top(top::Args),
+    Why(Box<why::Args>),
     Config(config::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -65,6 +67,7 @@ pub fn main() -> ExitCode {
         Command::Session(args) => session::run(&args),
         Command::Log(args) => log::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Why(args) => why::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),

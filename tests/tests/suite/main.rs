@@ -25,4 +25,5 @@ mod read_only;
 mod sessions;
 mod sockets;
 mod top;
+mod why;
 mod workspace_write;

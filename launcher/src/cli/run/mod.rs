@@ -12,15 +12,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use stockade_observe::{RunOutcome, Time};
-use stockade_policy::{Mode, ModeSource, Policy, Resolution};
+use stockade_policy::{ApprovalPolicy, Mode, ModeSource, Policy, Resolution};
 
 use crate::cli::policy_args::{PolicyArgs, duration};
 use crate::cli::{complain, show};
-use crate::config::Effective;
+use crate::config::{Effective, own_directories};
 use crate::error::{Code, Failure};
 use crate::launch::{self, Context};
 use crate::plan::{Facts, Plan};
-use crate::resolve::{self, Places};
+use crate::resolve;
 use crate::result::{self, RunResult};
 use crate::session::{self, OpenRun, Session, Wanted};
 use crate::sys::{self, SignalFd};
@@ -131,15 +131,18 @@ fn start(args: Options, command: Vec<OsString>, terminal: bool) -> Result<ExitCo
         run: new_id()?,
         session: new_id()?,
         policy: None,
+        asks: false,
     };
     let result_file = args.result.clone();
     let quiet = args.quiet;
-    let result = match attempt(args, &mut call, blocked) {
+    let attempted = attempt(args, &mut call, blocked);
+    let asks = call.asks;
+    let result = match attempted {
         Ok(Some(result)) => result,
         Ok(None) => return Ok(ExitCode::SUCCESS),
         Err(failure) => call.unstarted(failure),
     };
-    note::finish(&result, result_file.as_deref(), quiet)
+    note::finish(&result, result_file.as_deref(), quiet, asks)
 }
 
 fn new_id() -> Result<String, Failure> {
@@ -155,6 +158,7 @@ struct Call {
     run: String,
     session: String,
     policy: Option<Policy>,
+    asks: bool,
 }
 
 impl Call {
@@ -243,6 +247,8 @@ fn attempt(
             session.start(call.wanted(default), Some(permit))?
         }
     };
+    call.asks = approval::approval_policy(run.session(), &effective)? == ApprovalPolicy::Ask
+        && !call.terminal;
     // The mode may have been switched since the plan was made.
     let plan = if run.resolution() == expected {
         call.policy = Some(planned.policy.clone());
@@ -305,12 +311,9 @@ fn plan(
     resolution: Resolution,
     state: &Path,
 ) -> Result<Plan, Failure> {
-    let mut own = vec![state.to_owned()];
-    own.extend(state::configuration_directory().and_then(|path| std::fs::canonicalize(path).ok()));
-    let mut request = effective.request(workspace.to_owned());
-    request.mode = (resolution.mode, resolution.source);
-    request.session = Some(call.session.clone());
-    let policy = resolve::resolve(&request, &Places::of_this_machine(own.clone()))?;
+    let own = own_directories(state);
+    let session = Some(call.session.clone());
+    let policy = effective.policy(workspace, session, resolution, &own)?;
     call.policy = Some(policy.clone());
     let mut facts = Facts::look(own);
     let listed = effective.settings.sockets.iter().map(|socket| PathBuf::from(&socket.value));

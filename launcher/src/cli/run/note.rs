@@ -1,23 +1,26 @@
 //! What a person is told after a run.
 
 use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use stockade_observe::{ConflictRow, DenialRow, Ending};
-use stockade_policy::Rule;
+use stockade_observe::{ConflictRow, DenialRow, Ending, Op};
+use stockade_policy::text::{sanitise, sanitise_bytes, shorten, show_command};
+use stockade_policy::{Access, Denial, Mode, Policy, Rule, Rules, help_for};
 
 use crate::cli::{complain, report};
 use crate::error::{Code, Failure};
 use crate::result::RunResult;
 use crate::sys;
 
-/// Tells the person and the result file, and returns the exit status.
+/// Tells the person and the result file, and returns the exit status. `asks` tells whether a wider mode can be asked for.
 #[expect(clippy::unnecessary_wraps, reason = "every subcommand has this shape")]
 pub(super) fn finish(
     result: &RunResult,
     file: Option<&Path>,
     quiet: bool,
+    asks: bool,
 ) -> Result<ExitCode, Failure> {
     // A job in the background may write here without being stopped for it.
     sys::set_ignored(libc::SIGTTOU, true);
@@ -25,7 +28,7 @@ pub(super) fn finish(
         let _status = report(failure);
     }
     if !quiet {
-        note(result);
+        note(result, asks);
     }
     if let Some(file) = file
         && let Err(error) = result.write(file)
@@ -41,7 +44,7 @@ pub(super) fn finish(
 const NAMED: usize = 8;
 
 /// Says what was refused, and how to allow it.
-fn note(result: &RunResult) {
+fn note(result: &RunResult, asks: bool) {
     if result.outcome.ending == Ending::TimedOut {
         complain("stockade: the command ran out of time and was ended");
     }
@@ -57,11 +60,12 @@ fn note(result: &RunResult) {
     if summary.denials.is_empty() {
         return;
     }
-    // One line for each path and rule: programs try things again, and from several processes.
-    let mut lines: BTreeMap<(PathBuf, &str), (&DenialRow, u64)> = BTreeMap::new();
+    // One line for each target and rule: programs try things again, and from several processes.
+    let rules = result.policy.as_ref().and_then(|policy| Rules::compile(policy).ok());
+    let mut lines: BTreeMap<(Target<'_>, &str), (&DenialRow, u64)> = BTreeMap::new();
     for denial in &summary.denials {
-        let entry =
-            lines.entry((denial.path.clone(), denial.rule.as_str())).or_insert_with(|| (denial, 0));
+        let target = (denial.path.as_path(), denial.path2.as_deref());
+        let entry = lines.entry((target, denial.rule.as_str())).or_insert_with(|| (denial, 0));
         entry.1 += denial.count;
     }
     let count = summary.denial_count;
@@ -74,9 +78,11 @@ fn note(result: &RunResult) {
             .map_or_else(|| "?".into(), |name| name.to_string_lossy().into_owned());
         let times = if *count > 1 { format!(" ({count} times)") } else { String::new() };
         complain(&format!(
-            "  {} {} by {program} (pid {}){times}: {}",
+            "  {} {}{} by {} (pid {}){times}: {}",
             denial.op,
             shown(&denial.path),
+            denial.path2.as_ref().map(|to| format!(" to {}", shown(to))).unwrap_or_default(),
+            sanitise(&program),
             denial.pid,
             denial.rule
         ));
@@ -84,45 +90,69 @@ fn note(result: &RunResult) {
     if lines.len() > NAMED {
         complain(&format!("  and {} more paths", lines.len() - NAMED));
     }
-    let mut helps: Vec<String> =
-        lines.values().filter_map(|(denial, _)| help(denial, result)).collect();
-    helps.sort();
-    helps.dedup();
-    for help in helps.iter().take(NAMED) {
-        complain(&format!("help: {help}"));
+    if let (Some(policy), Some(rules)) = (&result.policy, &rules) {
+        let mut helps: Vec<String> = lines
+            .values()
+            .map(|(row, _)| {
+                let denial = Denial::new(row.rule, row.source.clone());
+                help_for(&denial, refused_name(row, rules), policy.mode)
+            })
+            .collect();
+        helps.sort();
+        helps.dedup();
+        for help in helps.iter().take(NAMED) {
+            complain(&format!("help: {help}"));
+        }
+        if asks && let Some(line) = escalation(result, policy, &summary.denials) {
+            complain(&format!("help: or ask for more, for one run: `{line}`"));
+        }
     }
     complain(&format!("help: `stockade log {} --denied` shows each", result.session));
 }
 
+/// What was refused: a name, and where it should have gone.
+type Target<'a> = (&'a Path, Option<&'a Path>);
+
 /// Shows a path without letting its name write to the terminal.
 fn shown(path: &Path) -> String {
-    let text: String = path
-        .to_string_lossy()
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect();
-    format!("`{text}`")
+    format!("`{}`", sanitise_bytes(path.as_os_str().as_bytes()))
 }
 
-/// Returns the option that would allow what was refused.
-fn help(denial: &DenialRow, result: &RunResult) -> Option<String> {
-    let parent = denial.path.parent().unwrap_or(&denial.path);
-    Some(match denial.rule {
-        Rule::ReadOnlyMode => {
-            "to allow writing in the workspace: --mode workspace-write".to_owned()
-        }
-        Rule::OutsideWritableRoots => format!("to allow it: --writable {}", shown(parent)),
-        Rule::ProtectedPath => {
-            format!("to lift the protection: --allow-write {}", shown(&denial.path))
-        }
-        Rule::WriteDenied | Rule::ReadDenied => format!("to allow it, leave out {}", denial.source),
-        Rule::NotObserved | Rule::StaleVersion => {
-            "read the file again first, or use --guard audit".to_owned()
-        }
-        Rule::HardLink => {
-            "to give such a file a fresh inode on write: --hardlinks break".to_owned()
-        }
-        Rule::DeviceNode | Rule::Reserved => return None,
-    })
-    .filter(|_| result.policy.is_some())
+/// Returns which of the two names of a rename or a link the rule is about.
+fn refused_name<'r>(row: &'r DenialRow, rules: &Rules) -> &'r Path {
+    let Some(to) = &row.path2 else { return &row.path };
+    let leaves = if row.op == Op::Rename {
+        // A directory that may not move stands in the way whatever kind the log means.
+        rules.move_refused(&row.path).or_else(|| rules.rename_dir_refused(&row.path))
+    } else {
+        rules.zone(&row.path).write
+    };
+    let same = |denial: &Denial| denial.rule() == row.rule && denial.source() == row.source;
+    if leaves.is_some_and(|denial| same(&denial)) { &row.path } else { to }
+}
+
+/// Returns the command line that asks for the narrowest mode in which what was refused is allowed, if one allows it.
+fn escalation(result: &RunResult, policy: &Policy, denials: &[DenialRow]) -> Option<String> {
+    let wider = Mode::ALL.into_iter().filter(|mode| *mode > policy.mode);
+    let compiled: Vec<(Mode, Rules)> = wider
+        .filter_map(|mode| {
+            let policy = Policy { mode, ..policy.clone() };
+            Rules::compile(&policy).ok().map(|rules| (mode, rules))
+        })
+        .collect();
+    let needed = |row: &DenialRow| {
+        let access = Access::from_name(row.op.as_str())?;
+        compiled.iter().find_map(|(mode, rules)| {
+            let names = std::iter::once(&row.path).chain(&row.path2);
+            let allowed = |name: &PathBuf| access.refused(rules, name).is_none();
+            names.into_iter().all(allowed).then_some(*mode)
+        })
+    };
+    let mode = denials.iter().filter_map(needed).max()?;
+    let words = ["stockade", "run", "--session", &result.session, "--sandbox-permissions"];
+    let words = words.into_iter().chain([mode.as_str(), "--justification"]).map(str::as_bytes);
+    let command = result.argv.iter().map(|word| word.as_bytes());
+    let head = show_command(words);
+    let tail = show_command(std::iter::once(&b"--"[..]).chain(command));
+    Some(format!("{head} TEXT {}", shorten(&tail, 1000)))
 }
