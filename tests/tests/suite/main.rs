@@ -18,6 +18,7 @@ mod log;
 mod moved;
 mod otlp;
 mod posix;
+mod profiles;
 mod program;
 mod protect;
 mod publish;

@@ -171,3 +171,85 @@ as_root_and_user! {
         assert_eq!(events.iter().filter(|event| event["type"] == "sandbox/mode").count(), RUNS * 8 + 1);
     }
 }
+
+/// A shell that says that it is there, and waits.
+fn waiting_shell(world: &World) -> (std::path::PathBuf, std::path::PathBuf, std::path::PathBuf) {
+    let (ready, go) = (world.workspace().join("ready"), world.workspace().join("go"));
+    let text = format!(
+        "#!/bin/sh\nmkdir {}\nuntil test -e {}; do sleep 0.05; done\n",
+        ready.display(),
+        go.display()
+    );
+    let shell = crate::program::install(world, "shell", &text);
+    fs::set_permissions(&shell, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    (shell, ready, go)
+}
+
+as_root_and_user! {
+    /// L7: while a shell lives, its session's mode stays; once it ended, in whatever way, it can change.
+    fn a_shell_holds_the_mode(world) {
+        crate::config::configure(world, "approver = [\"true\"]\n");
+        let id = new(world, &["--mode", "workspace-write"]);
+        let (shell, ready, go) = waiting_shell(world);
+        let start = || world.stockade().args(["shell", "-q", "--session", &id]).env("SHELL", &shell).spawn();
+        let change = |words: &[&str]| world.stockade().arg("session").args(words).run();
+        let mut running = start();
+        running.wait_until("the shell is there", || ready.exists());
+        for words in [["mode", &id, "read-only"], ["preset", &id, "danger-full-access"]] {
+            let output = change(&words);
+            output.assert_code(125);
+            assert!(output.stderr().contains("error[SESSION_BUSY]"), "{}", output.stderr());
+        }
+        let rm = change(&["rm", &id]);
+        assert!(rm.stderr().contains("error[SESSION_BUSY]"), "{}", rm.stderr());
+        assert_eq!(state(world, &id, &[])["active"][0]["terminal"], true);
+        // Other runs go on, under the same mode.
+        let (output, result) = world.run_with_result(&["-q", "--session", &id], &["true"]);
+        output.assert_success();
+        assert_eq!(result["policy"]["mode"], "workspace-write");
+        fs::write(&go, "").unwrap();
+        running.wait().assert_success();
+        change(&["mode", &id, "read-only"]).assert_success();
+        change(&["mode", &id, "workspace-write"]).assert_success();
+        // One that is killed holds nothing either.
+        fs::remove_dir(&ready).unwrap();
+        fs::remove_file(&go).unwrap();
+        let mut running = start();
+        running.wait_until("the shell is there", || ready.exists());
+        running.signal(rustix::process::Signal::KILL);
+        assert_eq!(running.wait().signal, Some(9));
+        change(&["mode", &id, "read-only"]).assert_success();
+        let events = events(world, &id);
+        let ends: Vec<_> = events.iter().filter(|event| event["type"] == "run/finished").map(|event| event["outcome"].clone()).collect();
+        assert_eq!(ends, ["exited", "exited", "interrupted"]);
+    }
+
+    /// P9: a preset is three events in one step; it needs somebody to ask, and `custom` can't be chosen.
+    fn a_preset_is_one_step(world) {
+        let id = new(world, &["--mode", "read-only"]);
+        let preset = |name: &str| world.native("setsid").arg("-w").arg(world.binary()).args(["session", "preset", &id, name, "--json"]).run();
+        let output = preset("danger-full-access");
+        output.assert_code(125);
+        assert!(output.stderr().contains("error[APPROVAL_UNAVAILABLE]"), "nobody to ask: {}", output.stderr());
+        crate::config::configure(world, "approver = [\"true\"]\n");
+        for name in ["custom", "nonsense"] {
+            let output = preset(name);
+            output.assert_code(125);
+            assert!(output.stderr().contains("error[POLICY_INVALID]"), "{}", output.stderr());
+        }
+        assert_eq!(state(world, &id, &[])["preset"], "custom");
+        assert_eq!(events(world, &id).len(), 2);
+        for (name, mode, approval) in [("danger-full-access", "danger-full-access", "never"), ("workspace-write", "workspace-write", "ask")] {
+            let output = preset(name);
+            output.assert_success();
+            let now: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!((&now["mode"], &now["approval"], &now["preset"]), (&mode.into(), &approval.into(), &name.into()));
+            let (_, result) = world.run_with_result(&["-q", "--session", &id], &["true"]);
+            assert_eq!((&result["policy"]["mode"], &result["policy"]["source"]), (&mode.into(), &"session".into()));
+        }
+        let events = events(world, &id);
+        assert_eq!(kinds(&events[2..5]), ["permission/preset", "sandbox/mode", "approval/policy"]);
+        let pinned = new(world, &["--preset", "danger-full-access"]);
+        assert_eq!(state(world, &pinned, &[])["approval"], "never");
+    }
+}

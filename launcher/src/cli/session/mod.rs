@@ -10,6 +10,7 @@ use stockade_observe::{find_session, remove_session};
 use stockade_policy::{ApprovalPolicy, Deployment, Mode, Preset, PresetError, SessionEvent};
 
 use crate::cli::show as print;
+use crate::config::Sources;
 use crate::error::{Code, Failure};
 use crate::session::{self, Session, failure};
 use crate::{probe, resolve, state};
@@ -149,7 +150,7 @@ fn new(directory: &Path, args: &New) -> Result<(), Failure> {
 /// Returns the events of a preset, if this machine has what it needs (contract P9).
 fn preset(name: &str) -> Result<Vec<SessionEvent>, Failure> {
     let preset = Preset::find(name).map_err(invalid)?;
-    let deployment = Deployment { confines: confines(), approves: approves() };
+    let deployment = Deployment { confines: confines(), approves: approves()? };
     preset.events(deployment).map(Vec::from).map_err(invalid)
 }
 
@@ -158,8 +159,11 @@ fn confines() -> bool {
     probe::all().iter().all(|check| check.status != probe::Status::Failed)
 }
 
-fn approves() -> bool {
-    std::fs::OpenOptions::new().read(true).write(true).open("/dev/tty").is_ok()
+/// Tells whether somebody can approve: the configuration's approver, or whoever sits at the terminal.
+fn approves() -> Result<bool, Failure> {
+    let configured = Sources::default().resolve(Mode::COMMAND_LINE_DEFAULT)?.settings.approver;
+    let terminal = || std::fs::File::options().read(true).write(true).open("/dev/tty").is_ok();
+    Ok(configured.is_some() || terminal())
 }
 
 fn invalid(error: PresetError) -> Failure {
