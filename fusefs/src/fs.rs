@@ -4,8 +4,8 @@
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use stockade_policy::{
     Denial, EntryKind, Guard, Hardlinks, Mode, ObserveLevel, Policy, Publish, Rules, Zone,
 };
 
+use crate::adapter::Notifier;
 use crate::error::{FsError, FsResult};
 use crate::handle::Handles;
 use crate::host::{self, SelfFd, Stat};
@@ -83,6 +84,8 @@ pub struct Fs {
     pub(crate) owner: Owner,
     pub(crate) lifetimes: Lifetimes,
     pub(crate) device: Arc<OwnedFd>,
+    /// Tells the kernel of changes; see `watch.rs`.
+    pub(crate) notifier: OnceLock<Notifier>,
     pub(crate) passthrough: AtomicBool,
     pub(crate) observe_full: bool,
     pub(crate) process_ids: (u32, u32),
@@ -143,6 +146,7 @@ impl Fs {
             owner: parts.owner,
             lifetimes: parts.lifetimes,
             device: parts.device,
+            notifier: OnceLock::new(),
             // What the kernel does by itself isn't seen.
             passthrough: AtomicBool::new(
                 parts.passthrough && parts.policy.observe != ObserveLevel::Full,
@@ -242,6 +246,10 @@ impl Fs {
         node.told.store(stat.ctime.nanos(), Ordering::Release);
         // A write or an allocation may take set-id bits away, and the kernel asks for size and times alone afterwards.
         if stat.is_regular() && stat.mode & host::SET_ID != 0 {
+            return Duration::ZERO;
+        }
+        // A store to a shared map that passes through changes times, and nobody hears of it before the last close.
+        if node.mappers.load(Ordering::Acquire) > 0 {
             return Duration::ZERO;
         }
         if node.is_watched(stat.nlink) { self.lifetimes.watched } else { self.lifetimes.unwatched }

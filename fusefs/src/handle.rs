@@ -23,6 +23,8 @@ pub struct FileHandle {
     pub flags: OFlags,
     /// Our own descriptor; under passthrough opened only when something asks for it.
     pub fd: OnceLock<Arc<OwnedFd>>,
+    /// A shared map of it may change times and content without us; it is one of the node's `mappers`.
+    pub maps: bool,
     /// The kernel reads and writes the backing file itself.
     pub passthrough: bool,
     /// It is one of the node's `flow.opens`.

@@ -17,6 +17,7 @@ use stockade_policy::Zone;
 
 use crate::ops::Staged;
 
+mod recall;
 mod table;
 
 pub use table::{PendingLookup, Table};
@@ -62,6 +63,8 @@ pub struct Node {
     pub writers: AtomicUsize,
     /// Those of them whose content the session knew, or came to know; see `ops/guard.rs`.
     pub authors: AtomicUsize,
+    /// Open files that the kernel passes through and by which a shared map can be written.
+    pub mappers: AtomicUsize,
     /// Open files of any kind.
     pub opens: AtomicUsize,
     /// Open files that are programs being run.
@@ -264,6 +267,7 @@ impl Node {
             flow: Mutex::default(),
             writers: AtomicUsize::new(0),
             authors: AtomicUsize::new(0),
+            mappers: AtomicUsize::new(0),
             opens: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             staged: Mutex::new(None),

@@ -122,6 +122,7 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
             .map_err(init)?;
     let passthrough = fs.passthrough.load(Ordering::Relaxed);
     let notifier = connection.notifier();
+    fs.notifier.get_or_init(|| connection.notifier());
     let watched = fs.clone();
     let watcher = std::thread::Builder::new()
         .name("stockade-watch".to_owned())

@@ -409,6 +409,19 @@ def direct():
 
 @section
 def maps():
+    put("times", b"a" * 4096)
+    os.utime("times", (1, 1))
+    os.stat("times")
+    fd = os.open("times", os.O_RDWR)
+    memory = mmap.mmap(fd, 4096)
+    memory[0] = 7
+    memory.flush()
+    say("a store shows", os.stat("times").st_mtime > 1, os.fstat(fd).st_mtime > 1)
+    os.utime("times", (1, 1))
+    memory[0] = 8
+    memory.close()
+    os.close(fd)
+    say("a store showed", os.stat("times").st_mtime > 1)
     put("f", b"a" * 10000)
     fd = os.open("f", os.O_RDWR)
     memory = mmap.mmap(fd, 10000, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)

@@ -70,6 +70,7 @@ impl Notifier {
 pub(super) fn negotiate(fs: &Fs, config: &mut KernelConfig, stack_depth: u32) -> io::Result<()> {
     let wanted = [
         InitFlags::FUSE_ATOMIC_O_TRUNC,
+        InitFlags::FUSE_EXPORT_SUPPORT,
         InitFlags::FUSE_DONT_MASK,
         InitFlags::FUSE_AUTO_INVAL_DATA,
         InitFlags::FUSE_DO_READDIRPLUS,

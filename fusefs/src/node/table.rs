@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use rustix::fs::FileType;
 use stockade_observe::Key;
 
+use super::recall::Forgotten;
 use super::{Name, Node, ROOT};
 use crate::error::{FsError, FsResult};
 use crate::host::{self, Stat};
@@ -24,14 +25,14 @@ const DORMANT: usize = 1024;
 /// The nodes the kernel knows.
 #[derive(Debug)]
 pub struct Table {
-    inner: Mutex<Inner>,
+    pub(super) inner: Mutex<Inner>,
     pins: Pins,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+pub(super) struct Inner {
     by_id: HashMap<u64, Arc<Node>>,
-    by_inode: HashMap<(u64, u64), Arc<Node>>,
+    pub(super) by_inode: HashMap<(u64, u64), Arc<Node>>,
     devices: Vec<u64>,
     stand_ins: u64,
     /// The places in `by_inode` of nodes that the kernel has forgotten and that are still of use: a file with several
@@ -39,6 +40,7 @@ struct Inner {
     dormant: Vec<(u64, u64)>,
     /// When to look for those that are of no use any more.
     sweep_at: usize,
+    pub(super) forgotten: Forgotten,
 }
 
 #[derive(Debug)]
@@ -173,7 +175,7 @@ impl Table {
         self.pending(node.clone())
     }
 
-    fn pending(&self, node: Arc<Node>) -> PendingLookup<'_> {
+    pub(super) fn pending(&self, node: Arc<Node>) -> PendingLookup<'_> {
         PendingLookup { table: self, node, sent: false }
     }
 
@@ -191,13 +193,14 @@ impl Table {
         }
         inner.by_id.remove(&id);
         let gone = inner.rest(&node);
+        inner.forgotten.keep(&node);
         drop(inner);
         gone.iter().for_each(|node| self.unpin(node));
         self.unpin(&node);
         Some(node)
     }
 
-    fn unpin(&self, node: &Node) {
+    pub(super) fn unpin(&self, node: &Node) {
         if node.pin.lock().take().is_some() {
             self.pins.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -329,7 +332,7 @@ fn open_as(node: &Node, parent: &OwnedFd, name: &OsStr) -> FsResult<OwnedFd> {
 
 impl Inner {
     /// Counts a lookup of a node that is found by its inode; false if its number is another node's by now.
-    fn count(&mut self, node: &Arc<Node>) -> bool {
+    pub(super) fn count(&mut self, node: &Arc<Node>) -> bool {
         if node.lookups.load(Ordering::Relaxed) == 0 {
             if self.by_id.contains_key(&node.id) {
                 return false;

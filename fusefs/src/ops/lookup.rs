@@ -14,6 +14,9 @@ use crate::host;
 impl Fs {
     /// Looks one name up below a directory; an absent name is `Err` with how long its absence may be believed.
     pub fn lookup(&self, parent: u64, name: &OsStr) -> FsResult<Result<Entry<'_>, Duration>> {
+        if super::dir::is_dot(name) {
+            return self.recall(parent, name == "..").map(Ok);
+        }
         let parent = self.node(parent)?;
         if super::fresh::staged_by(name).is_some() {
             return Err(Errno::NOENT.into());
@@ -32,6 +35,19 @@ impl Fs {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What a file handle asks for: a node by number, or the directory above it.
+    fn recall(&self, id: u64, above: bool) -> FsResult<Entry<'_>> {
+        let mut pending = self.table.recall(id)?;
+        if above {
+            let name = pending.node.names().pop().ok_or(FsError::Stale)?;
+            pending = self.table.recall(name.parent.id)?;
+        }
+        let (_, stat) = self.inside_stat(&pending.node)?;
+        let attr_life = self.tell(&pending.node, &stat);
+        let stat = self.show(&pending.node, stat);
+        Ok(Entry { pending, stat, name_life: Duration::ZERO, attr_life })
     }
 
     /// The kernel gives lookups back.

@@ -202,6 +202,17 @@ impl Fs {
         if writable {
             node.writers.fetch_add(1, Ordering::AcqRel);
         }
+        let maps = flags.contains(OFlags::RDWR) && matches!(data, Data::Passthrough(_));
+        if maps {
+            node.mappers.fetch_add(1, Ordering::AcqRel);
+            if opened.is_some() {
+                // What the kernel was told before may not last. It takes this from within an open: attributes alone need
+                // no lock, and it waits for no inode that somebody opens.
+                if let Some(notifier) = self.notifier.get() {
+                    notifier.inode(node.id, false);
+                }
+            }
+        }
         if exec {
             node.running.fetch_add(1, Ordering::AcqRel);
             self.record(Self::event(who.clone(), Op::Exec, path.clone(), Some(node.key())));
@@ -218,6 +229,7 @@ impl Fs {
             node: node.clone(),
             flags,
             fd: slot,
+            maps,
             passthrough: matches!(data, Data::Passthrough(_)),
             counted: matches!(data, Data::Passthrough(_) | Data::Detached(_)),
             judged,
@@ -326,6 +338,9 @@ impl Fs {
         }
         if file.exec {
             file.node.running.fetch_sub(1, Ordering::AcqRel);
+        }
+        if file.maps {
+            file.node.mappers.fetch_sub(1, Ordering::AcqRel);
         }
         let operations = file.operations.load(Ordering::Relaxed).max(1);
         let seen =
