@@ -80,6 +80,8 @@ pub struct Node {
     pub born: AtomicI64,
     /// The change time of the attributes that the kernel was told last, in nanoseconds.
     pub told: AtomicI64,
+    /// Names that are being given in a directory: the host may have them before we know what they lead to.
+    pub naming: AtomicUsize,
     /// The watch on a directory, [`WATCH_UNKNOWN`] or [`WATCH_FAILED`].
     pub watch: AtomicI32,
     /// The watch on moves of a directory, likewise; see `moves.rs`.
@@ -113,6 +115,24 @@ pub enum Backing {
     Id(u32),
     /// Can't be registered; opens are served by us for as long as the node lives.
     Refused,
+}
+
+/// Says that names are being given in a directory, until it is dropped.
+#[must_use = "dropping this says that it is done"]
+#[derive(Debug)]
+pub struct Naming(Arc<Node>);
+
+impl Naming {
+    pub fn within(dir: &Arc<Node>) -> Self {
+        dir.naming.fetch_add(1, Ordering::AcqRel);
+        Self(dir.clone())
+    }
+}
+
+impl Drop for Naming {
+    fn drop(&mut self) {
+        self.0.naming.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Node {
@@ -275,6 +295,7 @@ impl Node {
             cached: Mutex::new(None),
             born: AtomicI64::new(0),
             told: AtomicI64::new(0),
+            naming: AtomicUsize::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),
             moves: AtomicI32::new(WATCH_UNKNOWN),
             inside: AtomicU64::new(0),

@@ -240,8 +240,10 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
         }
         let now = Instant::now();
         let due = again.iter().take_while(|(at, _)| *at <= now).count();
-        for (_, place) in again.drain(..due) {
-            compare(fs, notifier, &place, true);
+        for (_, place) in again.drain(..due).collect::<Vec<_>>() {
+            if compare(fs, notifier, &place, true) && being_named(fs, &place) {
+                again.push((now + AGAIN, place));
+            }
         }
     }
 }
@@ -273,7 +275,8 @@ fn drain(inotify: &OwnedFd, watches: &Watches, places: &mut HashSet<Place>) -> b
     complete
 }
 
-/// Compares one place with what the kernel was told, and tells it if they differ. `surely` skips the comparison.
+/// Compares one place with what the kernel was told, and tells it if they differ. `surely` skips the comparison. Says
+/// whether to look again later.
 fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) -> bool {
     let Some(dir) = fs.watches.known.lock().get(watch).and_then(Weak::upgrade) else {
         return false;
@@ -297,7 +300,15 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         Ok(stat) => match fs.table.peek(&stat) {
             Some(node) if node.is_called(&dir, os_name) => refresh(notifier, &node, &stat, surely),
             _ => {
-                notifier.entry(dir.id, os_name);
+                // A name that we are giving ourselves: the kernel is about to hear what it leads to, and would take that
+                // answer back. Whoever stands in a directory by then stands nowhere.
+                if dir.naming.load(Ordering::Acquire) > 0 {
+                    return true;
+                }
+                match fs.table.peek(&stat) {
+                    Some(node) if node.is_called(&dir, os_name) => return false,
+                    _ => notifier.entry(dir.id, os_name),
+                }
                 true
             }
         },
@@ -311,6 +322,11 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         refresh(notifier, &dir, &stat, surely);
     }
     told
+}
+
+fn being_named(fs: &Fs, (watch, _): &Place) -> bool {
+    let dir = fs.watches.known.lock().get(watch).and_then(Weak::upgrade);
+    dir.is_some_and(|dir| dir.naming.load(Ordering::Acquire) > 0)
 }
 
 /// Has the kernel ask for a node's attributes again, if they are others than those it was told.

@@ -14,7 +14,7 @@ use stockade_policy::EntryKind;
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, Opened, allowed, entry_kind};
 use crate::host::{self, SET_ID, Stat};
-use crate::node::{Name, Node};
+use crate::node::{Name, Naming, Node};
 use crate::ops::not_staged;
 
 /// A new name, ready to be made.
@@ -23,6 +23,7 @@ struct Place {
     dir: Arc<OwnedFd>,
     name: CString,
     path: PathBuf,
+    _naming: Naming,
 }
 
 impl Fs {
@@ -31,7 +32,8 @@ impl Fs {
         let dir = self.inside(&parent)?;
         self.watches.ensure(&parent, &dir);
         let path = self.path_at(&parent, name);
-        Ok(Place { dir, name: host::component(name)?, path, parent })
+        let name = host::component(name)?;
+        Ok(Place { _naming: Naming::within(&parent), dir, name, path, parent })
     }
 
     /// Makes one name by `make`, records it, and answers its entry.

@@ -14,7 +14,7 @@ use super::guard::Noted;
 use crate::error::FsResult;
 use crate::fs::{Caller, Fs, allowed, entry_kind};
 use crate::host::{self, Stat};
-use crate::node::Node;
+use crate::node::{Naming, Node};
 use crate::ops::not_staged;
 
 /// One end of a rename.
@@ -24,6 +24,7 @@ struct End<'a> {
     name: &'a OsStr,
     component: CString,
     path: PathBuf,
+    _naming: Naming,
     /// What stands there, and its node if the kernel knows it.
     there: Option<(Stat, Option<Arc<Node>>)>,
 }
@@ -49,7 +50,9 @@ impl Fs {
         let parent = self.node(parent)?;
         let dir = self.inside(&parent)?;
         let path = self.path_at(&parent, name);
-        Ok(End { component: host::component(name)?, parent, dir, name, path, there: None })
+        let component = host::component(name)?;
+        let naming = Naming::within(&parent);
+        Ok(End { component, parent, dir, name, path, there: None, _naming: naming })
     }
 
     fn look(&self, end: &mut End<'_>) {
