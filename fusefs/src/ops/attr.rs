@@ -102,8 +102,11 @@ impl Fs {
         }
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
+            // A set-group-id bit without execute permission stays for those in the group.
+            let keeps = before.mode & host::SET_ID != 0 && self.keeps_set_gid(caller, before.gid);
             step(Op::Chown, &|| {
-                Ok(rustix::fs::chownat(&*pin, c"", uid, gid, AtFlags::EMPTY_PATH)?)
+                let chown = || rustix::fs::chownat(&*pin, c"", uid, gid, AtFlags::EMPTY_PATH);
+                Ok(if keeps { keeping_set_id(chown) } else { chown() }?)
             })?;
         }
         if let Some(size) = change.size {
