@@ -40,9 +40,11 @@ def _torture(where, journal, mmap, rounds):
     for _ in range(rounds):
         writers = [subprocess.Popen([*script, "write", *base, str(number)], stdout=subprocess.PIPE,
                                     stderr=subprocess.STDOUT, text=True) for number in range(3)]
-        time.sleep(0.6 + chance.random() / 2)
-        for writer in writers:
-            writer.send_signal(signal.SIGKILL)
+        try:
+            time.sleep(0.6 + chance.random() / 2)
+        finally:
+            for writer in writers:
+                writer.send_signal(signal.SIGKILL)
         # A line each for what was committed; a last one that was cut short says nothing.
         for writer in writers:
             said = writer.communicate()[0].splitlines(keepends=True)

@@ -1,6 +1,7 @@
 """Runs the suites and reports. See scripts/conformance."""
 
 import argparse
+import signal
 import sys
 import time
 import tomllib
@@ -74,7 +75,14 @@ def table(suite, report, wrong, used, exclusions):
     return "\n".join(lines) + "\n"
 
 
+def ended(number, _frame):
+    """Lets the mounts and processes of whatever is under way go with the exception."""
+    sys.exit(128 + number)
+
+
 def main():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, ended)
     parser = argparse.ArgumentParser(prog="scripts/conformance")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="less than five minutes")

@@ -10,15 +10,16 @@ STRESSORS = [
     "eventfd", "fallocate", "fcntl", "fiemap", "file-ioctl", "filename", "flock", "fpunch", "fsize", "fstat",
     "getdent", "handle", "hdd", "inode-flags", "inotify", "io-uring", "iomix", "lease", "link", "locka", "lockf",
     "lockofd", "mknod", "mmap-file", "mmapfork", "open", "readahead", "rename", "seek", "sendfile", "symlink",
-    "sync-file", "touch", "truncate", "unlink", "utime", "verity", "xattr",
+    "sync-file", "touch", "allocate and punch", "unlink", "utime", "verity", "xattr",
 ]
-SPECIAL = {"mmap-file": ["--mmap", "2", "--mmap-file"], "truncate": None}
+SPECIAL = {
+    "mmap-file": ["--mmap", "2", "--mmap-file"],
+    "allocate and punch": ["--fallocate", "1", "--fpunch", "1"],
+}
 
 
 def _stressor(name, seconds, directory):
     what = SPECIAL.get(name, [f"--{name}", "2"])
-    if what is None:
-        what = ["--fallocate", "1", "--fpunch", "1"]
     return ["stress-ng", *what, "--timeout", f"{seconds}s", "--verify", "--temp-path", directory, "--metrics-brief"]
 
 

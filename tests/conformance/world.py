@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-IMAGE_SIZE = 8 << 30
+IMAGE_SIZE = 4 << 30
 
 
 class World:
@@ -112,3 +112,7 @@ def command(arguments, timeout, **options):
         os.killpg(child.pid, 9)
         output, _ = child.communicate()
         return False, output.decode(errors="replace") + f"\ntook longer than {timeout} s"
+    except BaseException:
+        os.killpg(child.pid, 9)
+        child.wait()
+        raise
