@@ -25,6 +25,7 @@ mod publish;
 mod read_only;
 mod sessions;
 mod sockets;
+mod sources;
 mod top;
 mod why;
 mod workspace_write;

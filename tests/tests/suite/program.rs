@@ -18,6 +18,9 @@ pub const TERMINAL: &str = include_str!("../../programs/terminal.py");
 /// Sequences of system calls whose every answer is printed.
 pub const POSIX: &str = include_str!("../../programs/posix.py");
 
+/// Comparing a source on some file system with what a run sees there.
+pub const SOURCES: &str = include_str!("../../programs/sources.sh");
+
 /// An interpreter that neither the user's nor the site's files change.
 pub const PYTHON: [&str; 4] = ["/usr/bin/python3", "-I", "-S", "-B"];
 
