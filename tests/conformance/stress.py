@@ -47,7 +47,6 @@ JOBS = {
     "random, mmap": "rw=randwrite ioengine=mmap bs=4k",
     "odd sizes, psync": "rw=randwrite ioengine=psync bsrange=512-16k bs_unaligned=1",
     "synchronous": "rw=randwrite ioengine=psync bs=4k sync=1 size=2m",
-    "trim and rewrite": "rw=randtrimwrite ioengine=psync bs=4k size=2m",
     "vectors": "rw=randwrite ioengine=pvsync2 bs=4k",
     "two processes, fallocated": "rw=randwrite ioengine=psync bs=4k numjobs=2 fallocate=posix",
     "fsync every 32": "rw=randwrite ioengine=psync bs=4k fsync=32 size=2m",
