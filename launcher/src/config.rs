@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use stockade_policy::config::{Backend, Origin, Setting, Settings};
+use stockade_policy::config::{Origin, Setting, Settings};
 use stockade_policy::{Config, ConfigError, Mode, Policy, Resolution};
 
 use crate::error::{Code, Failure};
@@ -104,11 +104,6 @@ impl Sources {
         };
         if let Some(Setting { value: true, origin }) = &settings.keep_history {
             return Err(unsupported("keep_history", origin));
-        }
-        if let Some(Setting { value: Backend::Landlock | Backend::Custom, origin }) =
-            &settings.backend
-        {
-            return Err(unsupported("backend", origin));
         }
         Ok(Effective { settings, file, writable: self.writable })
     }

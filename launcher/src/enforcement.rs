@@ -25,8 +25,40 @@ pub enum Gap {
     AbstractSockets,
     /// Unix sockets that the host makes after the start, outside of what is served, can be reached.
     LateSockets,
-    /// Writes follow hard links out, as `--hardlinks follow` asks.
+    /// Writes follow hard links out.
     HardLinks,
+    /// Unix sockets of the host's can be reached by path.
+    HostSockets,
+    /// Signals reach processes outside.
+    Signals,
+    /// Modes, owners, times and extended attributes can be changed outside.
+    Metadata,
+    /// Files outside can be truncated by path.
+    Truncate,
+    /// Devices that can be opened take ioctls.
+    DeviceIoctl,
+    /// Devices that hold the host's data can be read.
+    RawDevices,
+    /// TCP isn't refused.
+    NetworkTcp,
+    /// UDP and everything else isn't refused.
+    NetworkOtherThanTcp,
+    /// What the command does isn't recorded.
+    Unobserved,
+    /// Protected paths can be written.
+    ProtectedPaths,
+    /// Rules that deny reading or writing don't hold.
+    DenyRules,
+    /// The guard doesn't refuse.
+    Guard,
+    /// Files are written as the command writes them, not whole.
+    WholeFiles,
+    /// System V objects of the host can be reached.
+    SharedMemory,
+    /// Processes can outlive the run when it is killed.
+    StrayProcesses,
+    /// Stockade's own files can be read.
+    OwnState,
 }
 
 impl Gap {
@@ -37,6 +69,22 @@ impl Gap {
             Self::AbstractSockets => "abstract-sockets",
             Self::LateSockets => "late-sockets",
             Self::HardLinks => "hard-links",
+            Self::HostSockets => "host-sockets",
+            Self::Signals => "signals",
+            Self::Metadata => "metadata",
+            Self::Truncate => "truncate",
+            Self::DeviceIoctl => "device-ioctl",
+            Self::RawDevices => "raw-devices",
+            Self::NetworkTcp => "network-tcp",
+            Self::NetworkOtherThanTcp => "network-other-than-tcp",
+            Self::Unobserved => "unobserved",
+            Self::ProtectedPaths => "protected-paths",
+            Self::DenyRules => "deny-rules",
+            Self::Guard => "guard",
+            Self::WholeFiles => "whole-files",
+            Self::SharedMemory => "shared-memory",
+            Self::StrayProcesses => "stray-processes",
+            Self::OwnState => "own-state",
         }
     }
 }
@@ -65,6 +113,11 @@ impl Enforcement {
         if policy.hardlinks == Hardlinks::Follow {
             gaps.push(Gap::HardLinks);
         }
+        Self::from_gaps(gaps)
+    }
+
+    /// Says it of a list of gaps.
+    pub fn from_gaps(gaps: Vec<Gap>) -> Self {
         if gaps.is_empty() { Self::Full } else { Self::Partial(gaps) }
     }
 

@@ -83,6 +83,28 @@ impl Failure {
         self
     }
 
+    /// Adds another reason for the same: its message, its causes and its help.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        let mut reason = other.message.clone();
+        let mut cause = other.source();
+        while let Some(error) = cause {
+            reason.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        if let Some(source) = self.source.take() {
+            self.message.push_str(&format!(": {source}"));
+        }
+        self.message.push_str("; ");
+        self.message.push_str(&reason);
+        for help in &other.help {
+            if !self.help.contains(help) {
+                self.help.push(help.clone());
+            }
+        }
+        self
+    }
+
     /// Returns the stable code.
     #[must_use]
     pub const fn code(&self) -> Code {

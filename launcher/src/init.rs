@@ -85,7 +85,7 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
         return Err((HelperStep::ReadSpec, Errno::PROTO));
     }
     if let Some(path) = &spec.check {
-        forbidden_write_fails(path).map_err(at(HelperStep::Confined))?;
+        forbidden_write_fails(path, spec.proof).map_err(at(HelperStep::Confined))?;
     }
     rustix::process::chdir(&*spec.cwd).map_err(at(HelperStep::ChangeDirectory))?;
     let allowed = spec
@@ -104,7 +104,16 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
     let above = command.keep.iter().copied().max().map_or(3, |most| most.saturating_add(1));
     let status_writer =
         rustix::io::fcntl_dupfd_cloexec(status_writer, above).map_err(at(HelperStep::Fork))?;
+    let alone = rustix::process::getpid().as_raw_pid() != 1;
+    if alone {
+        // Nobody else ends what the command leaves behind.
+        let own = rustix::process::getpid();
+        rustix::process::set_child_subreaper(Some(own)).map_err(at(HelperStep::Fork))?;
+    }
     let pid = sys::fork_bare(|| {
+        if alone {
+            let _kept = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+        }
         let failure = command.become_it(&fds, &kept, status_writer.as_fd());
         let (kind, errno) = match failure {
             Start::Restrict(errno) => (1, errno),
@@ -151,11 +160,11 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
     Ok((pid, signals))
 }
 
-/// Tries to make a directory where nothing may be made. Only `EROFS` is proof: a user who couldn't write there anyway
-/// would see `EACCES` without any sandbox.
-fn forbidden_write_fails(path: &CStr) -> Result<(), Errno> {
+/// Tries to make a directory where nothing may be made. Only one errno is proof: below `/` it is `EROFS`, since a user who
+/// couldn't write there anyway would see `EACCES` without any sandbox.
+fn forbidden_write_fails(path: &CStr, proof: i32) -> Result<(), Errno> {
     match rustix::fs::mkdir(path, Mode::RWXU) {
-        Err(Errno::ROFS) => Ok(()),
+        Err(errno) if errno.raw_os_error() == proof => Ok(()),
         Err(other) => Err(other),
         Ok(()) => {
             let _left = rustix::fs::rmdir(path);
@@ -215,7 +224,7 @@ impl Command {
             environment: CStringArray::new(spec.environment),
             ignored: spec.ignored,
             blocked: spec.blocked,
-            filter: spec.check.is_some().then(|| {
+            filter: spec.confined.then(|| {
                 let sockets = if spec.guarded { Sockets::Guarded } else { Sockets::Open };
                 Filter::new(&filter::program(sockets))
             }),
@@ -239,7 +248,7 @@ impl Command {
             return Start::Restrict(errno);
         }
         if self.filter.is_some()
-            && let Err(errno) = crate::restrict::drop_the_helpers_capabilities()
+            && let Err(errno) = crate::restrict::drop_capabilities()
         {
             return Start::Restrict(errno);
         }
@@ -284,7 +293,7 @@ impl Command {
 }
 
 /// Returns the paths that `execvp` would try.
-fn candidates(name: &CString, environment: &[CString]) -> Vec<CString> {
+pub(crate) fn candidates(name: &CString, environment: &[CString]) -> Vec<CString> {
     const DEFAULT: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.contains(&b'/') {
@@ -317,6 +326,7 @@ fn supervise(socket: BorrowedFd<'_>, command: Pid, signals: &SignalFd) -> ExitCo
             group.note(arrived);
         }
         if reap(socket, command) {
+            end_strays();
             return ExitCode::SUCCESS;
         }
         loop {
@@ -330,6 +340,50 @@ fn supervise(socket: BorrowedFd<'_>, command: Pid, signals: &SignalFd) -> ExitCo
     }
 }
 
+/// Signals every process of the run but this one.
+fn everybody(signal: Signal) {
+    if rustix::process::getpid().as_raw_pid() == 1 {
+        let _none = sys::kill_all(signal.as_raw());
+        return;
+    }
+    for pid in descendants() {
+        // It may have ended meanwhile.
+        let _gone = sys::kill(pid, signal.as_raw());
+    }
+}
+
+/// Where the kernel doesn't end everybody with this process, does it: descendants come to it when their parents end.
+fn end_strays() {
+    if rustix::process::getpid().as_raw_pid() == 1 {
+        return;
+    }
+    // Whoever forks faster than this forks without end.
+    for _ in 0..1000 {
+        everybody(Signal::KILL);
+        if matches!(rustix::process::waitpid(None, WaitOptions::empty()), Err(Errno::CHILD)) {
+            return;
+        }
+    }
+}
+
+/// Returns the processes below this one.
+fn descendants() -> Vec<Pid> {
+    let mut found = Vec::new();
+    let mut pending = vec![rustix::process::getpid()];
+    while let Some(parent) = pending.pop() {
+        let parent = parent.as_raw_nonzero();
+        // A process that ended has none.
+        let text = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
+            .unwrap_or_default();
+        let children = text.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?));
+        for child in children {
+            found.push(child);
+            pending.push(child);
+        }
+    }
+    found
+}
+
 fn answer(socket: BorrowedFd<'_>, command: Pid, ask: Ask, group: &mut Group) {
     let send = |signal: i32| {
         // The command isn't reaped yet (only this loop does it), so the number is still its own.
@@ -339,8 +393,8 @@ fn answer(socket: BorrowedFd<'_>, command: Pid, ask: Ask, group: &mut Group) {
         Ask::Signal(signal) if group.had(signal) && sys::shares_group(command) => {}
         Ask::Signal(signal) => send(signal),
         Ask::Terminate => {
-            let _none = sys::kill_all(Signal::TERM.as_raw());
-            let _none = sys::kill_all(Signal::CONT.as_raw());
+            everybody(Signal::TERM);
+            everybody(Signal::CONT);
         }
         Ask::Continue => send(Signal::CONT.as_raw()),
         Ask::IsStopped => {

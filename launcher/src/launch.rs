@@ -22,8 +22,8 @@ use stockade_observe::{
 };
 
 use crate::error::{Code, Failure};
-use crate::namespace::{Namespace, NamespaceError, Program, Region, Setup, Step};
-use crate::plan::Plan;
+use crate::namespace::{Confine, Namespace, NamespaceError, Program, Region, Setup, Step};
+use crate::plan::{Kind, Plan};
 use crate::result::RunResult;
 use crate::spec::{self, Spec};
 use crate::supervise::{Supervisor, conclude, wait_for_servers};
@@ -248,10 +248,10 @@ fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
     let helper = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(io::Error::from)
         .map_err(runner("can't open `/proc/self/exe`"))?;
-    let argv = bwrap_argv(plan, &helper, &theirs).map_err(runner("can't build a command line"))?;
+    let argv =
+        sandbox_argv(plan, &helper, &theirs).map_err(runner("can't build a command line"))?;
     let program = Program {
-        path: spec::c_string(plan.program.as_os_str())
-            .map_err(runner("can't build a command line"))?,
+        path: program_path(plan, &helper).map_err(runner("can't build a command line"))?,
         argv,
         // What the caller's environment holds is the command's business, not bubblewrap's.
         environment: CStringArray::new(vec![c"PATH=/usr/bin:/bin".to_owned()]),
@@ -261,26 +261,58 @@ fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
     let user = plan
         .user_namespace
         .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
-    let namespace = Namespace::start(Setup { user, regions, program: Some(program) })
-        .map_err(runner("can't start a process"))?;
+    let confine = match plan.kind {
+        Kind::Namespaces => Some(Confine {
+            read_only: plan.confined(),
+            hidden: c_strings(&plan.hidden).map_err(runner("can't build a command line"))?,
+            no_network: plan.policy.network == stockade_policy::Network::None,
+        }),
+        Kind::Bubblewrap | Kind::Runner | Kind::Custom => None,
+    };
+    let mounts = plan.kind != Kind::Runner;
+    let setup = Setup { user, mounts, regions, confine, program: Some(program) };
+    let namespace = Namespace::start(setup).map_err(runner("can't start a process"))?;
     Ok(Prepared { sources, namespace, control, errors })
 }
 
-fn bwrap_argv(plan: &Plan, helper: &OwnedFd, control: &OwnedFd) -> io::Result<CStringArray> {
-    let mut argv: Vec<CString> = vec![c"bwrap".to_owned()];
-    for option in &plan.options {
-        argv.push(spec::c_string(option)?);
+/// Returns the path of the program that the namespace child becomes; our own, where it is the runner or the helper.
+fn program_path(plan: &Plan, helper: &OwnedFd) -> io::Result<CString> {
+    match plan.kind {
+        Kind::Bubblewrap | Kind::Custom => spec::c_string(plan.program.as_os_str()),
+        Kind::Namespaces | Kind::Runner => {
+            Ok(CString::new(format!("/proc/self/fd/{}", helper.as_raw_fd()))?)
+        }
     }
-    let rest = [
-        "--".to_owned(),
-        format!("/proc/self/fd/{}", helper.as_raw_fd()),
-        init::FLAG.to_owned(),
-        control.as_raw_fd().to_string(),
-    ];
-    for word in rest {
-        argv.push(CString::new(word)?);
+}
+
+fn sandbox_argv(plan: &Plan, helper: &OwnedFd, control: &OwnedFd) -> io::Result<CStringArray> {
+    let runs = matches!(plan.kind, Kind::Namespaces | Kind::Runner);
+    let mut words: Vec<OsString> = Vec::new();
+    // In danger-full-access nothing is restricted: the helper comes at once.
+    if !runs || plan.confined() {
+        match plan.kind {
+            Kind::Bubblewrap => words.push("bwrap".into()),
+            Kind::Custom => words.push(plan.program.clone().into()),
+            Kind::Namespaces | Kind::Runner => {
+                words.extend([crate::runner::NAME.into(), crate::runner::FLAG.into()]);
+            }
+        }
+        words.extend(plan.options.iter().cloned());
+        if plan.kind != Kind::Custom {
+            words.push("--".into());
+        }
     }
-    Ok(CStringArray::new(argv))
+    words.extend([
+        format!("/proc/self/fd/{}", helper.as_raw_fd()).into(),
+        init::FLAG.into(),
+        control.as_raw_fd().to_string().into(),
+    ]);
+    let words = words.iter().map(|word| spec::c_string(word)).collect::<io::Result<_>>()?;
+    Ok(CStringArray::new(words))
+}
+
+fn c_strings(paths: &[PathBuf]) -> io::Result<Vec<CString>> {
+    paths.iter().map(|path| spec::c_string(path.as_os_str())).collect()
 }
 
 fn owner(plan: &Plan) -> Owner {
@@ -332,6 +364,10 @@ fn namespace_failure(error: NamespaceError) -> Failure {
         | Step::MountNamespace
         | Step::PrivateMounts
         | Step::OpenDevice
+        | Step::ReadOnly
+        | Step::Cover
+        | Step::OtherNamespaces
+        | Step::Proc
         | Step::Exec => (Code::SandboxUnavailable, "nothing here can confine the command"),
         Step::OpenRegion | Step::RegionMoved | Step::Mount => {
             (Code::MountFailed, "the file system can't be mounted")
@@ -347,9 +383,6 @@ fn namespace_failure(error: NamespaceError) -> Failure {
 }
 
 fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), Failure> {
-    let paths = |paths: &[PathBuf]| -> io::Result<Vec<CString>> {
-        paths.iter().map(|path| spec::c_string(path.as_os_str())).collect()
-    };
     let build = || -> io::Result<Spec> {
         let argv = plan.argv.iter().map(|word| spec::c_string(word)).collect::<io::Result<_>>()?;
         let own: [(&OsStr, &OsStr); 3] = [
@@ -376,8 +409,15 @@ fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), F
             check: plan.check.as_ref().map(|path| spec::c_string(path.as_os_str())).transpose()?,
             scoped: plan.scoped,
             guarded: plan.guarded,
-            inside: paths(&plan.inside)?,
-            sockets: paths(&plan.sockets)?,
+            inside: c_strings(&plan.inside)?,
+            sockets: c_strings(&plan.sockets)?,
+            confined: plan.confined(),
+            proof: if plan.kind == Kind::Runner {
+                rustix::io::Errno::ACCESS
+            } else {
+                rustix::io::Errno::ROFS
+            }
+            .raw_os_error(),
             keep: context.keep.iter().map(|(_, number)| *number).collect(),
         })
     };

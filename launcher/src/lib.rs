@@ -21,6 +21,7 @@ pub mod probe;
 pub mod resolve;
 pub mod restrict;
 pub mod result;
+pub mod runner;
 pub mod session;
 pub mod spec;
 pub mod state;

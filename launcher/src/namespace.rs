@@ -62,6 +62,14 @@ pub enum Step {
     RegionMoved,
     /// `mount(2)` of the region.
     Mount,
+    /// Making every mount but the regions read-only.
+    ReadOnly,
+    /// Covering what must not be seen.
+    Cover,
+    /// `unshare` of processes, IPC and network.
+    OtherNamespaces,
+    /// Mounting a `/proc` of the new processes' own.
+    Proc,
     /// Handing the descriptor over.
     Send,
     /// Everything is mounted.
@@ -71,7 +79,7 @@ pub enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 18] = [
         Self::UserNamespace,
         Self::DenySetgroups,
         Self::UidMap,
@@ -83,6 +91,10 @@ impl Step {
         Self::OpenRegion,
         Self::RegionMoved,
         Self::Mount,
+        Self::ReadOnly,
+        Self::Cover,
+        Self::OtherNamespaces,
+        Self::Proc,
         Self::Send,
         Self::Ready,
         Self::Exec,
@@ -107,9 +119,13 @@ impl Step {
             Self::OpenRegion => "opening the directory inside the namespace",
             Self::RegionMoved => "finding the same directory again inside the namespace",
             Self::Mount => "mounting the file system",
+            Self::ReadOnly => "making the mounts of the namespace read-only",
+            Self::Cover => "covering what the command must not see",
+            Self::OtherNamespaces => "creating namespaces for processes, IPC and network",
+            Self::Proc => "mounting /proc for the new namespace",
             Self::Send => "handing over the FUSE descriptor",
             Self::Ready => "waiting for the namespace",
-            Self::Exec => "starting bubblewrap",
+            Self::Exec => "starting the sandbox's program",
         }
     }
 }
@@ -180,13 +196,28 @@ pub struct Program {
     pub stderr: Option<OwnedFd>,
 }
 
+/// What our own namespaces confine.
+#[derive(Debug, Default)]
+pub struct Confine {
+    /// Makes everything but the regions read-only.
+    pub read_only: bool,
+    /// Directories that can't be seen.
+    pub hidden: Vec<CString>,
+    /// Leaves the host's network.
+    pub no_network: bool,
+}
+
 /// Everything that the child needs, prepared before the fork.
 #[derive(Debug)]
 pub struct Setup {
     /// The caller's user and group, when a user namespace is needed.
     pub user: Option<(u32, u32)>,
+    /// Whether there is a mount namespace; without one there are no regions either.
+    pub mounts: bool,
     /// What is mounted.
     pub regions: Vec<Region>,
+    /// What our namespaces do in the place of bubblewrap's.
+    pub confine: Option<Confine>,
     /// What runs then; without one the child ends when it is told to go.
     pub program: Option<Program>,
 }
@@ -302,7 +333,10 @@ fn in_child(
             write_file(c"/proc/self/gid_map", gid.as_bytes()).map_err(at(Step::GidMap))?;
             sys::unshare(UnshareFlags::NEWNS).map_err(at(Step::MountNamespace))?;
         }
-        None => sys::unshare(UnshareFlags::NEWNS).map_err(at(Step::MountNamespace))?,
+        None if setup.mounts => {
+            sys::unshare(UnshareFlags::NEWNS).map_err(at(Step::MountNamespace))?;
+        }
+        None => {}
     }
     // After the change of credentials, which would clear it.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
@@ -310,8 +344,13 @@ fn in_child(
     if rustix::process::getppid() != Some(parent) {
         return Err((Step::DieWithParent, NONE, Errno::SRCH));
     }
-    rustix::mount::mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
-        .map_err(at(Step::PrivateMounts))?;
+    if setup.mounts {
+        let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
+        rustix::mount::mount_change(c"/", private).map_err(at(Step::PrivateMounts))?;
+    }
+    if let Some(confine) = &setup.confine {
+        confine.cover()?;
+    }
     for (index, region) in setup.regions.iter().enumerate() {
         mount_region(region, index, socket)?;
     }
@@ -323,6 +362,11 @@ fn in_child(
         Err(error) => return Err((Step::Exec, NONE, error)),
     }
     let Some(program) = &setup.program else { return Ok(()) };
+    if let Some(confine) = &setup.confine
+        && let Some(status) = confine.in_own_namespaces()?
+    {
+        sys::leave(status);
+    }
     for fd in &program.keep {
         sys::keep_over_exec(fd.as_fd()).map_err(at(Step::Exec))?;
     }
@@ -330,6 +374,47 @@ fn in_child(
         rustix::stdio::dup2_stderr(stderr).map_err(at(Step::Exec))?;
     }
     Err((Step::Exec, NONE, sys::exec(&program.path, &program.argv, &program.environment)))
+}
+
+impl Confine {
+    /// Makes the mounts that belong below the regions.
+    fn cover(&self) -> Result<(), ChildError> {
+        const QUIET: MountFlags =
+            MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+        let at = |step: Step| move |error: Errno| (step, usize::MAX, error);
+        if !self.read_only {
+            return Ok(());
+        }
+        sys::read_only_below(c"/").map_err(at(Step::ReadOnly))?;
+        rustix::mount::mount(c"tmpfs", c"/dev/shm", c"tmpfs", QUIET, c"mode=1777")
+            .map_err(at(Step::Cover))?;
+        for directory in &self.hidden {
+            let flags = QUIET | MountFlags::RDONLY;
+            rustix::mount::mount(c"tmpfs", &**directory, c"tmpfs", flags, c"mode=0000")
+                .map_err(at(Step::Cover))?;
+        }
+        Ok(())
+    }
+
+    /// Goes on in a child that is process 1 of a namespace; in this process, returns the child's end.
+    fn in_own_namespaces(&self) -> Result<Option<u8>, ChildError> {
+        let at = |step: Step| move |error: Errno| (step, usize::MAX, error);
+        let network = if self.no_network { UnshareFlags::NEWNET } else { UnshareFlags::empty() };
+        sys::unshare(UnshareFlags::NEWPID | UnshareFlags::NEWIPC | network)
+            .map_err(at(Step::OtherNamespaces))?;
+        if self.no_network {
+            sys::loopback_up().map_err(at(Step::OtherNamespaces))?;
+        }
+        if let Some(status) = sys::continue_in_child().map_err(at(Step::OtherNamespaces))? {
+            return Ok(Some(status));
+        }
+        // Whoever made it dies with the launcher, and it with them.
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(at(Step::DieWithParent))?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        rustix::mount::mount(c"proc", c"/proc", c"proc", flags, None).map_err(at(Step::Proc))?;
+        Ok(None)
+    }
 }
 
 fn mount_region(region: &Region, index: usize, socket: BorrowedFd<'_>) -> Result<(), ChildError> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use stockade_policy::{Mode, Policy, Rules};
 
-use crate::backend::bwrap;
+use crate::backend::{bwrap, landlock};
 use crate::enforcement::Enforcement;
 use crate::error::{Code, Failure};
 use crate::resolve::regions;
@@ -71,6 +71,33 @@ fn quoted(word: impl AsRef<OsStr>) -> String {
     }
 }
 
+/// What a caller wants to be confined by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// The first of the chain that works here (contract L2).
+    #[default]
+    Auto,
+    /// bubblewrap.
+    Bubblewrap,
+    /// Landlock.
+    Landlock,
+    /// A program of the operator's, with its first arguments (contract L4).
+    Custom(Vec<OsString>),
+}
+
+/// What confines a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// bubblewrap.
+    Bubblewrap,
+    /// Our own namespaces, and the Landlock runner in them.
+    Namespaces,
+    /// The Landlock runner alone.
+    Runner,
+    /// The operator's own program.
+    Custom,
+}
+
 /// A run, complete.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -80,9 +107,11 @@ pub struct Plan {
     pub rules: Arc<Rules>,
     /// What our file system serves.
     pub regions: Vec<PathBuf>,
-    /// bubblewrap.
+    /// What confines it.
+    pub kind: Kind,
+    /// Its program.
     pub program: PathBuf,
-    /// bubblewrap's options.
+    /// Its options.
     pub options: Vec<OsString>,
     /// Whether a user namespace is needed to mount.
     pub user_namespace: bool,
@@ -96,6 +125,8 @@ pub struct Plan {
     pub sockets: Vec<PathBuf>,
     /// What must not be makeable inside.
     pub check: Option<PathBuf>,
+    /// Directories that our own namespaces cover.
+    pub hidden: Vec<PathBuf>,
     /// How much of the policy holds.
     pub enforcement: Enforcement,
     /// The command.
@@ -109,6 +140,8 @@ pub struct Plan {
 pub struct Facts {
     /// See [`bwrap::Machine`].
     pub machine: bwrap::Machine,
+    /// What the caller wants to be confined by.
+    pub wanted: Wanted,
     /// The caller's `PATH`.
     pub path: OsString,
     /// Whether mounts can be made without a user namespace.
@@ -125,10 +158,72 @@ impl Facts {
     pub fn look(own: Vec<PathBuf>) -> Self {
         Self {
             machine: bwrap::Machine::look(own),
+            wanted: Wanted::Auto,
             path: std::env::var_os("PATH").unwrap_or_default(),
             can_mount: probe::can_mount(),
             can_scope: restrict::can_scope(),
             can_guard: restrict::can_guard_connections(),
+        }
+    }
+}
+
+/// What was chosen.
+struct Chosen {
+    kind: Kind,
+    program: PathBuf,
+    options: Vec<OsString>,
+    abi: i64,
+}
+
+impl Chosen {
+    fn new(kind: Kind, program: PathBuf) -> Self {
+        Self { kind, program, options: Vec::new(), abi: 0 }
+    }
+}
+
+/// Chooses what confines: what the caller names, or the first of the chain that works here. Nothing is chosen that
+/// confines less than that.
+fn choose(policy: &Policy, facts: &Facts) -> Result<Chosen, Failure> {
+    let state = facts.machine.own.first().map(PathBuf::as_path);
+    let namespaces = || probe::remembered(state, "namespaces", None, probe::check_namespaces);
+    let bubblewrap = || {
+        let program = bwrap::find(policy, &facts.path)?;
+        namespaces()?;
+        probe::remembered(state, "bwrap", Some(&program), || probe::confine(&program)).map_err(
+            |why| {
+                Failure::new(Code::SandboxUnavailable, format!("bubblewrap: {why}"))
+                    .help("`stockade doctor` shows what this machine can enforce")
+            },
+        )?;
+        Ok(Chosen::new(Kind::Bubblewrap, program))
+    };
+    let landlock = |asked: bool| {
+        let abi = landlock::usable()?;
+        let kind = match namespaces() {
+            Ok(()) => Kind::Namespaces,
+            Err(failure) if policy.mode == Mode::DangerFullAccess => return Err(failure),
+            Err(_) if asked => Kind::Runner,
+            Err(_) => {
+                landlock::check_alone(policy, &facts.machine.own)?;
+                Kind::Runner
+            }
+        };
+        Ok(Chosen { abi, ..Chosen::new(kind, "/proc/self/exe".into()) })
+    };
+    match &facts.wanted {
+        Wanted::Bubblewrap => bubblewrap(),
+        Wanted::Landlock => landlock(true),
+        Wanted::Custom(words) => {
+            let (program, options) = words.split_first().ok_or_else(|| {
+                Failure::new(Code::ConfigInvalid, "the custom runner is empty")
+                    .help("name its program with --runner, and its arguments with --runner each")
+            })?;
+            namespaces()?;
+            let program = bwrap::trusted(policy, program.as_ref(), &facts.path)?;
+            Ok(Chosen { options: options.to_vec(), ..Chosen::new(Kind::Custom, program) })
+        }
+        Wanted::Auto => {
+            bubblewrap().or_else(|first| landlock(false).map_err(|second| first.and(&second)))
         }
     }
 }
@@ -147,27 +242,71 @@ impl Plan {
         let rules = Rules::compile(&policy).map_err(|error| {
             Failure::new(Code::PolicyInvalid, "the policy can't be carried out").because(error)
         })?;
-        let program = bwrap::find(&policy, &facts.path)?;
-        let regions = regions(&policy);
         let confined = policy.mode != Mode::DangerFullAccess;
+        let chosen = choose(&policy, facts)?;
+        let regions = if chosen.kind == Kind::Runner { Vec::new() } else { regions(&policy) };
         let scoped = confined && facts.can_scope;
-        let guarded = confined && facts.can_guard;
+        // Without mounts of our own, no socket can be told to be the run's.
+        let guarded = confined && facts.can_guard && chosen.kind != Kind::Runner;
+        let own = &facts.machine.own;
+        let (options, enforcement) = match chosen.kind {
+            Kind::Bubblewrap => (
+                bwrap::options(&policy, &regions, &facts.machine),
+                Enforcement::of(&policy, scoped, guarded),
+            ),
+            Kind::Custom => (chosen.options, Enforcement::Full),
+            Kind::Namespaces => {
+                let mut gaps = Enforcement::of(&policy, scoped, true).gaps().to_vec();
+                gaps.extend(landlock::gaps_with_namespaces(&facts.machine, guarded));
+                (landlock::options(&policy, &regions, true), Enforcement::from_gaps(gaps))
+            }
+            Kind::Runner => (
+                landlock::options(&policy, &regions, false),
+                Enforcement::from_gaps(landlock::gaps_alone(&policy, chosen.abi)),
+            ),
+        };
+        let root = || PathBuf::from("/.stockade-must-not-be-writable");
         Ok(Self {
             rules: Arc::new(rules),
-            options: bwrap::options(&policy, &regions, &facts.machine),
-            user_namespace: !facts.can_mount,
-            check: confined.then(|| PathBuf::from("/.stockade-must-not-be-writable")),
-            enforcement: Enforcement::of(&policy, scoped, guarded),
-            inside: bwrap::inside(&regions, &facts.machine),
+            options,
+            user_namespace: !facts.can_mount && chosen.kind != Kind::Runner,
+            check: match chosen.kind {
+                Kind::Bubblewrap | Kind::Namespaces => confined.then(root),
+                Kind::Runner => Some(landlock::proving_ground(&policy, own).ok_or_else(|| {
+                    Failure::new(
+                        Code::SandboxUnavailable,
+                        "landlock: the command could write in every directory that it could be proved in",
+                    )
+                    .help("set STOCKADE_STATE to a directory that is no writable root")
+                })?),
+                // The operator vouches for it.
+                Kind::Custom => None,
+            },
+            enforcement: if confined { enforcement } else { Enforcement::None },
+            inside: match chosen.kind {
+                Kind::Bubblewrap => bwrap::inside(&regions, &facts.machine),
+                Kind::Namespaces | Kind::Custom => {
+                    regions.iter().cloned().chain(["/dev/shm".into()]).collect()
+                }
+                Kind::Runner => Vec::new(),
+            },
+            hidden: landlock::hidden(own, &regions),
             sockets: facts.machine.allowed.clone(),
+            kind: chosen.kind,
+            program: chosen.program,
             policy,
             regions,
-            program,
             scoped,
             guarded,
             argv,
             cwd,
         })
+    }
+
+    /// Tells whether anything is refused.
+    #[must_use]
+    pub fn confined(&self) -> bool {
+        self.policy.mode != Mode::DangerFullAccess
     }
 
     /// Returns the steps, in order.
@@ -177,11 +316,13 @@ impl Plan {
         if self.user_namespace {
             steps.push(Step::UserNamespace);
         }
-        steps.push(Step::MountNamespace);
+        if self.kind != Kind::Runner {
+            steps.push(Step::MountNamespace);
+        }
         steps.extend(self.regions.iter().cloned().map(Step::Mount));
         steps.push(Step::Sandbox(self.program.clone(), self.options.clone()));
-        if let Some(check) = &self.check {
-            steps.push(Step::ProveReadOnly(check.clone()));
+        steps.extend(self.check.clone().map(Step::ProveReadOnly));
+        if self.confined() {
             steps.push(Step::NoTerminalInjection);
         }
         if self.scoped {
@@ -197,7 +338,11 @@ impl Plan {
     /// Returns the name of what confines.
     #[must_use]
     pub const fn backend(&self) -> &'static str {
-        "bwrap"
+        match self.kind {
+            Kind::Bubblewrap => "bwrap",
+            Kind::Namespaces | Kind::Runner => "landlock",
+            Kind::Custom => "custom",
+        }
     }
 
     /// Returns where programs of the run may write by name, for messages.
@@ -215,6 +360,7 @@ mod tests {
     fn a_plan_is_a_list_that_can_be_compared() {
         let facts = Facts {
             machine: bwrap::Machine::default(),
+            wanted: Wanted::Auto,
             path: "/usr/bin:/bin".into(),
             can_mount: false,
             can_scope: true,

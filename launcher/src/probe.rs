@@ -15,6 +15,7 @@ use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
+use crate::error::{Code, Failure};
 use crate::namespace::{Namespace, NamespaceError, Setup, Step};
 use crate::state;
 
@@ -163,11 +164,104 @@ pub fn can_trace() -> bool {
         })
 }
 
+fn try_namespaces() -> io::Result<Namespace> {
+    let user = (!can_mount()).then(|| (geteuid().as_raw(), rustix::process::getegid().as_raw()));
+    let setup = Setup { user, mounts: true, regions: Vec::new(), confine: None, program: None };
+    Namespace::start(setup)
+}
+
+/// Really makes the namespaces that everything else needs, and opens `/dev/fuse`.
+///
+/// # Errors
+/// Says which step failed, and the cure.
+pub fn check_namespaces() -> Result<(), Failure> {
+    let unavailable = |why: String| Failure::new(Code::SandboxUnavailable, why);
+    if let Err(error) = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    {
+        let remedy = fuse_device_remedy(Some(error.raw_os_error()));
+        return Err(unavailable(format!("/dev/fuse can't be opened: {error}")).help(remedy));
+    }
+    let made = try_namespaces()
+        .map_err(|error| unavailable(format!("no process can be started: {error}")))?;
+    made.devices().map(drop).map_err(|error| {
+        let remedy = namespace_remedy(&error);
+        unavailable(format!("{error}: {}", error.source)).help(remedy)
+    })
+}
+
+/// Really confines a child with Landlock, within the time limit.
+///
+/// # Errors
+/// Says what went otherwise.
+pub fn landlock_confines() -> Result<(), String> {
+    let program = Path::new("/proc/self/exe");
+    let mut command = Command::new(program);
+    command.args([crate::runner::FLAG, "--probe"]).env_clear();
+    match output(&mut command) {
+        Ok((Some(0), text)) if text.lines().any(|line| line == "probe ok") => Ok(()),
+        Ok((_, text)) => Err(text.lines().last().unwrap_or("it did not start").to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Tells whether something really works, asking again only where the answer isn't known: successes are noted in the state
+/// directory, under a name that stands for the programs, the kernel since it started, the user and the surroundings.
+///
+/// # Errors
+/// As `attempt`; failures are not noted.
+pub fn remembered<E>(
+    state: Option<&Path>,
+    what: &str,
+    program: Option<&Path>,
+    attempt: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    let note = state.and_then(|state| {
+        let key = surroundings(what, program)?;
+        Some((state.join("verdicts").join(key), state.join("verdicts")))
+    });
+    if let Some((note, _)) = &note
+        && note.exists()
+    {
+        return Ok(());
+    }
+    attempt()?;
+    if let Some((note, directory)) = note {
+        // A note that can't be made costs the next run some milliseconds.
+        let _unnoted = state::create(&directory).map(|()| File::create(note));
+    }
+    Ok(())
+}
+
+/// Returns a name for everything that a verdict depends on.
+fn surroundings(what: &str, program: Option<&Path>) -> Option<String> {
+    use std::hash::{Hash, Hasher};
+    use std::os::unix::fs::MetadataExt;
+    let mut hasher = std::hash::DefaultHasher::new();
+    what.hash(&mut hasher);
+    if let Some(program) = program {
+        let metadata = fs::metadata(program).ok()?;
+        (program, metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
+            .hash(&mut hasher);
+    }
+    fs::read("/proc/sys/kernel/random/boot_id").ok()?.hash(&mut hasher);
+    for namespace in ["user", "mnt", "pid"] {
+        fs::read_link(format!("/proc/self/ns/{namespace}")).ok()?.hash(&mut hasher);
+    }
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    for name in ["Uid:", "CapEff:", "NoNewPrivs:", "Seccomp:"] {
+        status.lines().find(|line| line.starts_with(name)).hash(&mut hasher);
+    }
+    let policy = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns";
+    fs::read("/proc/self/attr/current").ok().hash(&mut hasher);
+    fs::read(policy).ok().hash(&mut hasher);
+    fs::read("/proc/sys/user/max_user_namespaces").ok().hash(&mut hasher);
+    Some(format!("{what}-{:016x}", hasher.finish()))
+}
+
 fn namespaces() -> Check {
     const ID: &str = "namespaces";
-    let user = (!can_mount()).then(|| (geteuid().as_raw(), rustix::process::getegid().as_raw()));
-    let what = if user.is_some() { "user and mount namespace" } else { "mount namespace" };
-    let made = Namespace::start(Setup { user, regions: Vec::new(), program: None });
+    let what = if !can_mount() { "user and mount namespace" } else { "mount namespace" };
+    let made = try_namespaces();
     match made {
         Ok(namespace) => match namespace.devices() {
             Ok(_) => Check::ok(ID, format!("a {what} can be made")),
@@ -200,6 +294,10 @@ pub fn namespace_remedy(error: &NamespaceError) -> String {
         | Step::PrivateMounts
         | Step::DieWithParent
         | Step::Mount
+        | Step::ReadOnly
+        | Step::Cover
+        | Step::OtherNamespaces
+        | Step::Proc
         | Step::Send
         | Step::Ready
         | Step::Exec => {}
@@ -236,7 +334,9 @@ pub fn find_program(name: &str, path: &OsStr) -> Option<PathBuf> {
         .find(|candidate| is_executable(candidate))
 }
 
-fn is_executable(path: &Path) -> bool {
+/// Tells whether this process may execute a file.
+#[must_use]
+pub fn is_executable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
         && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }

@@ -26,31 +26,42 @@ pub fn scope() -> Result<(), Errno> {
     sys::landlock_scope()
 }
 
-/// Gives up what only the helper needs (`HELPER_CAPABILITIES` of bubblewrap's back end), for good, and every other
-/// capability that an executable could give.
+/// What a root user's command keeps (contract L12).
+pub const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE);
+
+/// Gives up every capability but [`KEPT`], for good: also those that an executable could give.
 ///
 /// # Errors
 /// Something of it is left.
-pub fn drop_the_helpers_capabilities() -> Result<(), Errno> {
-    let helpers = CapabilitySet::SYS_PTRACE | CapabilitySet::SETPCAP;
+pub fn drop_capabilities() -> Result<(), Errno> {
     let mut sets = rustix::thread::capabilities(None)?;
-    if !sets.permitted.intersects(helpers) {
-        return Ok(());
-    }
-    let kept = sets.permitted.difference(helpers);
-    for capability in CapabilitySet::all().difference(kept).iter() {
-        match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // An older kernel doesn't know the newest.
-            Ok(()) | Err(Errno::INVAL) => {}
-            Err(error) => return Err(error),
+    if sets.effective.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all().difference(sets.permitted & KEPT).iter() {
+            match rustix::thread::remove_capability_from_bounding_set(capability) {
+                // An older kernel doesn't know the newest.
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
-    sets.effective.remove(helpers);
-    sets.permitted.remove(helpers);
-    sets.inheritable.remove(helpers);
+    sets.effective &= KEPT;
+    sets.permitted &= KEPT;
+    sets.inheritable &= KEPT;
     rustix::thread::set_capabilities(None, sets)?;
     let left = rustix::thread::capabilities(None)?;
-    if left.permitted.intersects(helpers) { Err(Errno::PERM) } else { Ok(()) }
+    if (left.permitted | left.effective).difference(KEPT).is_empty() {
+        Ok(())
+    } else {
+        Err(Errno::PERM)
+    }
 }
 
 /// Tells whether connections can be looked after here: a filter that asks can be installed, and a process can look at its

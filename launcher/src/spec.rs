@@ -30,6 +30,10 @@ pub struct Spec {
     pub ignored: SignalSet,
     /// Signals that the caller blocks.
     pub blocked: SignalSet,
+    /// Whether the mode refuses anything.
+    pub confined: bool,
+    /// The errno that making `check` must fail with.
+    pub proof: i32,
     /// A path that must not be makeable inside; the command doesn't run when it is.
     pub check: Option<CString>,
     /// Whether the kernel shall be asked to keep signals and abstract sockets inside.
@@ -61,6 +65,8 @@ impl Spec {
         bytes.extend(self.blocked.0.to_ne_bytes());
         bytes.extend(u64::from(self.scoped).to_ne_bytes());
         bytes.extend(u64::from(self.guarded).to_ne_bytes());
+        bytes.extend(u64::from(self.confined).to_ne_bytes());
+        bytes.extend(i64::from(self.proof).to_ne_bytes());
         for number in &self.keep {
             bytes.extend(i64::from(*number).to_ne_bytes());
         }
@@ -107,6 +113,8 @@ impl Spec {
             blocked: SignalSet(reader.number()?),
             scoped: reader.number()? != 0,
             guarded: reader.number()? != 0,
+            confined: reader.number()? != 0,
+            proof: i32::try_from(reader.number()?).map_err(|_| io::ErrorKind::InvalidData)?,
             keep: {
                 let mut keep = Vec::new();
                 while !reader.0.is_empty() {
@@ -452,6 +460,8 @@ mod tests {
             check: Some(c(b"/x")),
             scoped: true,
             guarded: true,
+            confined: true,
+            proof: 30,
             inside: vec![c(b"/w")],
             sockets: vec![c(b"/s\xff")],
             keep: vec![5, 9],

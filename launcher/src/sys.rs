@@ -135,6 +135,86 @@ pub fn fork_bare(body: impl FnOnce() -> u8) -> io::Result<Pid> {
     Ok(child.pid)
 }
 
+/// Forks and goes on in the child, where it returns `None`. The parent closes everything, waits for the child's end and
+/// returns its status.
+///
+/// # Errors
+/// There are too many processes.
+pub fn continue_in_child() -> rustix::io::Result<Option<u8>> {
+    // SAFETY: as in `fork`: the callers are children of a fork themselves and go on with system calls only.
+    let pid = unsafe { libc::fork() };
+    if pid < 0 {
+        return Err(last_errno());
+    }
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+    // SAFETY: this process only waits from here on and leaves through _exit(2); no owner of a descriptor uses one again.
+    // The launcher must see the ends closed that only the child may hold.
+    unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, 0_u32) };
+    loop {
+        match rustix::process::waitpid(Some(pid), WaitOptions::empty()) {
+            Ok(Some((_, status))) => {
+                let code = status.exit_status().and_then(|code| u8::try_from(code).ok());
+                return Ok(Some(code.unwrap_or(125)));
+            }
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(_) => return Ok(Some(125)),
+        }
+    }
+}
+
+/// Ends this process at once.
+pub fn leave(status: u8) -> ! {
+    // SAFETY: _exit(2) ends the process and never returns; it has no preconditions.
+    unsafe { libc::_exit(c_int::from(status)) }
+}
+
+/// Makes every mount at and below a path read-only, in this mount namespace.
+///
+/// # Errors
+/// The kernel is older than 5.12, or forbids it.
+pub fn read_only_below(path: &CStr) -> rustix::io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: the path is NUL-terminated, the attributes are valid for the size that is passed; both are only read.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of_val(&attributes),
+        )
+    };
+    if result < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Switches the loopback interface of this network namespace on.
+///
+/// # Errors
+/// It isn't this process's to switch.
+pub fn loopback_up() -> rustix::io::Result<()> {
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        None,
+    )?;
+    let mut request = std::mem::MaybeUninit::<libc::ifreq>::zeroed();
+    // SAFETY: an all-zero `ifreq` is a valid one; the name fits, and `SIOCSIFFLAGS` reads it and the flags only.
+    let result = unsafe {
+        let request = request.assume_init_mut();
+        request.ifr_name[0] = 108;
+        request.ifr_name[1] = 111;
+        request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const *request)
+    };
+    if result < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
 /// Replaces the process image; returns only when that failed.
 #[must_use]
 pub fn exec(path: &CStr, argv: &CStringArray, environment: &CStringArray) -> Errno {

@@ -54,6 +54,8 @@ fn without_bubblewrap_nothing_runs_and_the_cure_is_named() {
             "run",
             "--result",
             file.to_str().unwrap(),
+            "--backend",
+            "bwrap",
             "--",
             "/usr/bin/touch",
             "ran",

@@ -119,16 +119,38 @@ pub fn find(policy: &Policy, path: &OsStr) -> Result<PathBuf, Failure> {
         return Err(unavailable("bubblewrap: `bwrap` is not on PATH".to_owned())
             .help("`stockade doctor` shows what else this machine needs"));
     };
-    let program = std::fs::canonicalize(&found).map_err(|error| {
-        unavailable(format!("bubblewrap: `{}`", found.display())).because(error)
-    })?;
+    out_of_reach(policy, &found)
+        .map_err(|why| unavailable(format!("bubblewrap: `{}` {why}", found.display())))
+}
+
+/// Finds the operator's own program, with the same care.
+///
+/// # Errors
+/// It isn't there, or can't be trusted.
+pub fn trusted(policy: &Policy, program: &Path, path: &OsStr) -> Result<PathBuf, Failure> {
+    let invalid = |why: String| {
+        Failure::new(
+            Code::ConfigInvalid,
+            format!("the custom runner `{}` {why}", program.display()),
+        )
+        .help("name a program that is out of the command's reach, by an absolute path or on PATH")
+    };
+    let found = if program.is_absolute() {
+        Some(program.to_owned()).filter(|program| probe::is_executable(program))
+    } else {
+        program.to_str().and_then(|name| probe::find_program(name, path))
+    };
+    let found = found.ok_or_else(|| invalid("isn't a program".to_owned()))?;
+    out_of_reach(policy, &found).map_err(invalid)
+}
+
+/// Returns the canonical path of a program that the command can't have put there.
+fn out_of_reach(policy: &Policy, program: &Path) -> Result<PathBuf, String> {
+    let program = std::fs::canonicalize(program).map_err(|error| error.to_string())?;
     let mut roots = policy.writable_roots();
     roots.push(policy.root.clone());
     if policy.mode != Mode::DangerFullAccess && roots.iter().any(|root| program.starts_with(root)) {
-        return Err(unavailable(format!(
-            "bubblewrap: `{}` lies where the command may write, so it can't be trusted",
-            program.display()
-        )));
+        return Err("lies where the command may write, so it can't be trusted".to_owned());
     }
     Ok(program)
 }

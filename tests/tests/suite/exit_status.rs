@@ -140,7 +140,7 @@ as_root_and_user! {
             symlink(format!("/usr/bin/{program}"), bin.join(program)).unwrap();
         }
         let file = world.result_file();
-        let output = world.stockade().args(["run", "--result"]).arg(&file).args(["--", "sh", "-c", "echo ran; touch ran"]).env("PATH", &bin).run();
+        let output = world.stockade().args(["run", "--result"]).arg(&file).args(["--backend", "bwrap", "--", "sh", "-c", "echo ran; touch ran"]).env("PATH", &bin).run();
         output.assert_code(125);
         assert_eq!(output.stdout(), "");
         let stderr = output.stderr();

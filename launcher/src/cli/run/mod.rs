@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use stockade_observe::{RunOutcome, Time};
+use stockade_policy::config::{Backend, Settings};
 use stockade_policy::{ApprovalPolicy, Mode, ModeSource, Policy, Resolution};
 
 use crate::cli::policy_args::{PolicyArgs, duration};
@@ -19,7 +20,7 @@ use crate::cli::{complain, show};
 use crate::config::{Effective, own_directories};
 use crate::error::{Code, Failure};
 use crate::launch::{self, Context};
-use crate::plan::{Facts, Plan};
+use crate::plan::{self, Facts, Plan};
 use crate::resolve;
 use crate::result::{self, RunResult};
 use crate::session::{self, OpenRun, Session, Wanted};
@@ -60,6 +61,12 @@ struct Options {
     /// Start with an empty environment.
     #[arg(long)]
     clear_env: bool,
+    /// What confines the command: auto, bwrap, landlock or custom.
+    #[arg(long, value_enum, value_name = "NAME")]
+    backend: Option<BackendArg>,
+    /// The custom back end's program, and each of its first arguments.
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    runner: Vec<OsString>,
     /// Let the command reach a Unix socket of the host's, by its path.
     #[arg(long, value_name = "PATH")]
     socket: Vec<PathBuf>,
@@ -92,6 +99,49 @@ struct Options {
     /// Say more.
     #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum BackendArg {
+    /// The first of the others that works here
+    Auto,
+    /// bubblewrap
+    Bwrap,
+    /// Landlock, in namespaces of our own where they can be made
+    Landlock,
+    /// A program of yours
+    Custom,
+}
+
+impl BackendArg {
+    fn backend(self) -> Backend {
+        match self {
+            Self::Auto => Backend::Auto,
+            Self::Bwrap => Backend::Bwrap,
+            Self::Landlock => Backend::Landlock,
+            Self::Custom => Backend::Custom,
+        }
+    }
+}
+
+impl Options {
+    fn wanted(&self, settings: &Settings) -> plan::Wanted {
+        let configured = settings.backend.as_ref().map_or(Backend::Auto, |set| set.value);
+        match self.backend.map_or(configured, BackendArg::backend) {
+            Backend::Auto => plan::Wanted::Auto,
+            Backend::Bwrap => plan::Wanted::Bubblewrap,
+            Backend::Landlock => plan::Wanted::Landlock,
+            Backend::Custom => {
+                let configured = settings.runner_command.iter().flat_map(|set| &set.value);
+                let words = configured.map(OsString::from).collect();
+                plan::Wanted::Custom(if self.runner.is_empty() {
+                    words
+                } else {
+                    self.runner.clone()
+                })
+            }
+        }
+    }
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {
@@ -316,6 +366,7 @@ fn plan(
     let policy = effective.policy(workspace, session, resolution, &own)?;
     call.policy = Some(policy.clone());
     let mut facts = Facts::look(own);
+    facts.wanted = args.wanted(&effective.settings);
     let listed = effective.settings.sockets.iter().map(|socket| PathBuf::from(&socket.value));
     let listed = listed.filter(|socket| socket.exists());
     let wanted: Vec<_> = args.socket.iter().cloned().chain(listed).collect();
