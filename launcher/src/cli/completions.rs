@@ -18,8 +18,8 @@ pub struct Args {
 /// Print the manual page of Stockade or of one of its commands.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// The command; without it the page for `stockade` itself.
-    command: Option<String>,
+    /// The command, such as `run` or `session new`; without it the page for `stockade` itself.
+    command: Vec<String>,
 }
 
 /// Prints the script.
@@ -35,13 +35,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 pub fn man(args: &ManArgs) -> Result<ExitCode, Failure> {
     let mut whole = definition();
     whole.build();
-    let command = match &args.command {
-        None => whole,
-        Some(name) => whole.find_subcommand(name).cloned().ok_or_else(|| {
-            Failure::new(Code::ConfigInvalid, format!("no command `{name}`"))
+    let mut command = whole;
+    for name in &args.command {
+        let found = command.find_subcommand(name).cloned();
+        command = found.ok_or_else(|| {
+            Failure::new(Code::ConfigInvalid, format!("no command `{}`", args.command.join(" ")))
                 .help("`stockade help` lists the commands")
-        })?,
-    };
+        })?;
+    }
     let mut page = Vec::new();
     clap_mangen::Man::new(command).render(&mut page).map_err(|error: io::Error| {
         Failure::new(Code::RunnerFailed, "can't write the manual page").because(error)
