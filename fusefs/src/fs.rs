@@ -209,7 +209,9 @@ impl Fs {
             return Err(rustix::io::Errno::LOOP.into());
         }
         let pending = self.table.lookup(&stat, || host::generation(dir, name));
-        pending.node.add_name(parent, OsStr::from_bytes(name.as_bytes()));
+        let name = OsStr::from_bytes(name.as_bytes());
+        pending.node.add_name(parent, name);
+        self.watches.filled(parent, name);
         Ok(self.answer(parent, pending, stat))
     }
 

@@ -133,7 +133,9 @@ impl Watches {
         }
     }
 
-    /// Says that the next disappearance of this name is ours: the kernel knows.
+    /// Says that we take this name away ourselves: that it is gone is nothing that the kernel must be told, until it has
+    /// heard of the name again. Telling isn't free of danger: it waits for whatever is under way in the directory, and if
+    /// the server is killed meanwhile, neither that nor the server can end.
     pub fn removing(&self, parent: &Node, name: &OsStr) {
         if parent.watch.load(Ordering::Relaxed) > 0 {
             let mut removals = self.removals.lock();
@@ -142,6 +144,16 @@ impl Watches {
                 removals.clear();
             }
             removals.insert((parent.id, name.to_os_string()));
+        }
+    }
+
+    /// Says that the kernel is about to hear of a name: the next disappearance is news again.
+    pub fn filled(&self, parent: &Node, name: &OsStr) {
+        if parent.watch.load(Ordering::Relaxed) > 0 {
+            let mut removals = self.removals.lock();
+            if !removals.is_empty() {
+                removals.remove(&(parent.id, name.to_os_string()));
+            }
         }
     }
 
@@ -286,7 +298,7 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         return host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
     };
     let os_name = OsStr::from_bytes(name.as_bytes());
-    if crate::ops::staged_by(os_name).is_some() {
+    if crate::ops::staged_by(os_name).is_some() || is_unnamed(fs, &dir, name) {
         // Nobody inside has heard of it. And telling would wait for whatever is under way in the directory: a server that
         // is killed meanwhile could not end, and its programs neither.
         return false;
@@ -295,25 +307,19 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         // Inside, the staged content holds; what the host did comes out when it is published.
         return false;
     }
-    let ours = fs.watches.removals.lock().remove(&(dir.id, os_name.to_os_string()));
-    let told = match host::stat_at(pin.as_fd(), name) {
-        Ok(stat) => match fs.table.peek(&stat) {
-            Some(node) if node.is_called(&dir, os_name) => refresh(notifier, &node, &stat, surely),
-            _ => {
-                // A name that we are giving ourselves: the kernel is about to hear what it leads to, and would take that
-                // answer back. Whoever stands in a directory by then stands nowhere.
-                if dir.naming.load(Ordering::Acquire) > 0 {
-                    return true;
-                }
-                match fs.table.peek(&stat) {
-                    Some(node) if node.is_called(&dir, os_name) => return false,
-                    _ => notifier.entry(dir.id, os_name),
-                }
-                true
-            }
-        },
-        Err(_) if ours && !surely => false,
-        Err(_) => {
+    let mut seen = Seen::look(fs, &dir, &pin, name, os_name);
+    if matches!(seen, Seen::Else) {
+        // A name that we are giving ourselves: the kernel is about to hear what it leads to, and would take that answer
+        // back. Whoever stands in a directory by then stands nowhere.
+        if dir.naming.load(Ordering::Acquire) > 0 {
+            return true;
+        }
+        seen = Seen::look(fs, &dir, &pin, name, os_name);
+    }
+    let told = match seen {
+        Seen::Known(node, stat) => refresh(notifier, &node, &stat, surely),
+        Seen::Ours => false,
+        Seen::Else => {
             notifier.entry(dir.id, os_name);
             true
         }
@@ -327,6 +333,46 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
 fn being_named(fs: &Fs, (watch, _): &Place) -> bool {
     let dir = fs.watches.known.lock().get(watch).and_then(Weak::upgrade);
     dir.is_some_and(|dir| dir.naming.load(Ordering::Acquire) > 0)
+}
+
+/// Tells whether this is what the host calls a file without a name, such as those that we stage: `#` and its number.
+fn is_unnamed(fs: &Fs, dir: &Node, name: &CString) -> bool {
+    let number = name.to_str().ok().and_then(|name| name.strip_prefix('#')?.parse().ok());
+    number.is_some_and(|ino| {
+        let stat = host::Stat { dev: dir.key().dev, ino, ..host::Stat::default() };
+        fs.table
+            .peek(&stat)
+            .is_some_and(|node| !node.is_called(dir, OsStr::from_bytes(name.as_bytes())))
+    })
+}
+
+/// What stands at a name.
+enum Seen {
+    /// What the kernel knows under it, with attributes.
+    Known(Arc<Node>, host::Stat),
+    /// Nothing, by our own doing.
+    Ours,
+    /// Something else, or nothing.
+    Else,
+}
+
+impl Seen {
+    fn look(fs: &Fs, dir: &Arc<Node>, pin: &OwnedFd, name: &CString, os_name: &OsStr) -> Self {
+        match host::stat_at(pin.as_fd(), name) {
+            Ok(stat) => match fs.table.peek(&stat) {
+                Some(node) if node.is_called(dir, os_name) => Self::Known(node, stat),
+                // Its rewrite began just now, and the node stands for that.
+                _ if fs.overlay.get(dir.id, os_name).is_some() => Self::Ours,
+                _ => Self::Else,
+            },
+            Err(_) if fs.overlay.get(dir.id, os_name).is_some() => Self::Ours,
+            Err(_) => {
+                let removals = fs.watches.removals.lock();
+                let ours = removals.contains(&(dir.id, os_name.to_os_string()));
+                if ours { Self::Ours } else { Self::Else }
+            }
+        }
+    }
 }
 
 /// Has the kernel ask for a node's attributes again, if they are others than those it was told.

@@ -163,7 +163,6 @@ impl Effective {
         request.hardlinks = value(settings.hardlinks.as_ref());
         request.publish_direct = texts(&settings.publish_direct);
         request.durable = value(settings.durable.as_ref());
-        request.keep_history = value(settings.keep_history.as_ref());
         request.observe = value(settings.observe.as_ref());
         request.protected = self.file.iter().cloned().collect();
         request

@@ -40,8 +40,6 @@ pub struct Request {
     pub publish_direct: Vec<String>,
     /// See [`Policy::durable`].
     pub durable: bool,
-    /// See [`Policy::keep_history`].
-    pub keep_history: bool,
     /// See [`Network`].
     pub network: Network,
     /// See [`Hardlinks`].
@@ -68,7 +66,6 @@ impl Request {
             publish: Publish::default(),
             publish_direct: Vec::new(),
             durable: false,
-            keep_history: false,
             network: Network::default(),
             hardlinks: Hardlinks::default(),
             observe: ObserveLevel::default(),
@@ -117,7 +114,6 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.publish = request.publish;
     policy.publish_direct.clone_from(&request.publish_direct);
     policy.durable = request.durable;
-    policy.keep_history = request.keep_history;
     policy.network = request.network;
     policy.hardlinks = request.hardlinks;
     policy.observe = request.observe;

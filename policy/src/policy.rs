@@ -112,9 +112,6 @@ pub struct Policy {
     /// Whether each publication waits for the disk.
     #[serde(default)]
     pub durable: bool,
-    /// Whether what is replaced or deleted is kept, so that it can be shown and put back.
-    #[serde(default)]
-    pub keep_history: bool,
     /// See [`Network`].
     pub network: Network,
     /// See [`Hardlinks`].
@@ -165,7 +162,6 @@ impl Policy {
             publish: Publish::default(),
             publish_direct: Vec::new(),
             durable: false,
-            keep_history: false,
             network: Network::default(),
             hardlinks: Hardlinks::default(),
             observe: ObserveLevel::default(),

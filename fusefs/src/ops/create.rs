@@ -174,6 +174,7 @@ impl Fs {
         let pending = self.table.lookup(stat, || host::generation(fd.as_fd(), &CString::default()));
         self.table.adopt(&pending.node, pin);
         pending.node.add_name(&place.parent, name);
+        self.watches.filled(&place.parent, name);
         let at = Name { parent: place.parent.clone(), name: name.to_os_string() };
         self.staged_create(&pending.node, fd.clone(), at, who, stat);
         self.staged_entry(&place.parent, &pending.node)

@@ -142,22 +142,30 @@ impl Fs {
     }
 
     /// Notes that a change of a node's attributes was the session's own.
-    pub(crate) fn touched(&self, node: &Node, before: &Stat) {
-        if !before.is_regular() || node.authors.load(Ordering::Acquire) > 0 {
+    pub(crate) fn touched(&self, node: &Arc<Node>, before: &Stat) {
+        if !before.is_regular() {
             return;
         }
         if let Some(pin) = node.held_pin()
             && let Ok(after) = host::stat_fd(pin.as_fd())
         {
-            self.observed.carried(node.key(), before.version(), after.version());
+            if node.authors.load(Ordering::Acquire) > 0 {
+                self.saw(node, after.version());
+            } else {
+                self.observed.carried(node.key(), before.version(), after.version());
+            }
         }
     }
 
     /// Notes what a closed file was left as, if its writer knew what was in it.
     pub(crate) fn left(&self, file: &FileHandle, after: Option<Version>) {
         if file.author.load(Ordering::Acquire) {
-            if let Some(version) = after {
+            let mut seen = after;
+            while let Some(version) = seen {
                 self.saw(&file.node, version);
+                // Another thread may just be changing its attributes, or its names.
+                let now = file.fd.get().and_then(|fd| host::stat_fd(fd.as_fd()).ok());
+                seen = now.map(|stat| stat.version()).filter(|now| *now != version);
             }
             file.node.authors.fetch_sub(1, Ordering::AcqRel);
         }

@@ -15,7 +15,7 @@ use stockade_observe::{Op, Process, Publication, Version};
 use stockade_policy::ConfigKind;
 
 use super::guard::Noted;
-use crate::error::FsResult;
+use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Data, Fs, Opened};
 use crate::handle::{FileHandle, Handle};
 use crate::host;
@@ -48,6 +48,14 @@ impl Fs {
         let judged = writes && self.may_rewrite_judged(&node, &path);
         let result = (|| {
             let (_, before) = inside?;
+            // The name leads elsewhere by the host's doing, and the kernel hasn't heard of it yet: it looks again.
+            if before.nlink == 0
+                && (writes || node.opens.load(Ordering::Acquire) == 0)
+                && node.is_named()
+                && node.staged.lock().is_none()
+            {
+                return Err(FsError::Stale);
+            }
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read(&node)?;
             }
@@ -99,6 +107,7 @@ impl Fs {
                 drop(gate);
                 Ok(opened)
             }
+            Err(FsError::Stale) => Err(FsError::Stale),
             Err(error) => self.audited(Self::event(who, op, path, Some(node.key())), Err(error)),
         }
     }

@@ -50,6 +50,7 @@ impl Fs {
                 event.noted = self.loss_at(&parent, &dir, name, victim.as_ref())?;
                 expected = self.expected(victim.as_ref()).filter(Stat::is_regular);
             }
+            self.watches.removing(&parent, name);
             if let Some((stat, Some(node))) = &victim {
                 // What was being created has nothing to remove on the host.
                 if !stat.is_dir() && op == Op::Unlink && !self.orphan(node) {
@@ -63,10 +64,11 @@ impl Fs {
                 _lock = self.lock_names(&dir);
                 self.still_there(&dir, &component, expected)?;
             }
-            self.watches.removing(&parent, name);
             Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
         });
-        if result.is_ok() {
+        if result.is_err() {
+            self.watches.filled(&parent, name);
+        } else {
             self.observed.absent(parent.key(), name);
         }
         if let Some((stat, node)) = victim {

@@ -86,6 +86,9 @@ impl Fs {
                 event.count = 2;
             }
         }
+        if result.is_err() || from.is(&to) {
+            self.watches.filled(&from.parent, from.name);
+        }
         drop(gate);
         self.audited(event, result)
     }
@@ -203,6 +206,7 @@ impl Fs {
             self.observed.absent(from.parent.key(), from.name);
         }
         self.observed.filled(to.parent.key(), to.name);
+        self.watches.filled(&to.parent, to.name);
         for end in [from, to] {
             // The move itself has moved the change time, also of what it displaced and has another name.
             if let Some((stat, Some(node))) = &end.there {

@@ -139,7 +139,7 @@ impl Overlay {
 
 /// Others that hold a file open are waited for this long: the kernel reports a close after the program went on.
 const LAG: Duration = Duration::from_micros(50);
-const LAGS: u32 = 40;
+const LAGS: u32 = 400;
 
 impl Fs {
     /// Tells whether what is written at a path is published in one step.
@@ -253,9 +253,9 @@ impl Fs {
         let key = host::key_of(fd.as_fd(), &fresh);
         let base = Base { key: node.key(), pin, stat: *stat };
         let path = self.self_fd.open_path(fd.as_fd())?;
+        self.overlay.insert(place.parent.id, &place.name, node);
         self.table.rebind(node, path, key, &place);
         self.replaced(node);
-        self.overlay.insert(place.parent.id, &place.name, node);
         let fd = Arc::new(fd);
         let staged = Staged {
             fd: fd.clone(),

@@ -44,9 +44,6 @@ pub struct PolicyArgs {
     /// Wait for the disk whenever content reaches its name.
     #[arg(long)]
     durable: bool,
-    /// Keep what is replaced or deleted, for `stockade diff` and `stockade undo`.
-    #[arg(long)]
-    keep_history: bool,
     /// Whether the command sees the host's network. [default: host]
     #[arg(long, value_enum, value_name = "NET")]
     network: Option<NetworkArg>,
@@ -153,7 +150,6 @@ impl PolicyArgs {
             publish: self.publish.map(|publish| option("--publish", publish.into())),
             publish_direct: list("--publish-direct", &self.publish_direct),
             durable: self.durable.then(|| option("--durable", true)),
-            keep_history: self.keep_history.then(|| option("--keep-history", true)),
             network: self.network.map(|network| option("--network", network.into())),
             hardlinks: self.hardlinks.map(|links| option("--hardlinks", links.into())),
             observe: self.observe.map(|level| option("--observe", level.into())),

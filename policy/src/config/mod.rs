@@ -220,7 +220,6 @@ impl Settings {
         set(&mut policy.guard, self.guard.as_ref());
         set(&mut policy.publish, self.publish.as_ref());
         set(&mut policy.durable, self.durable.as_ref());
-        set(&mut policy.keep_history, self.keep_history.as_ref());
         set(&mut policy.network, self.network.as_ref());
         set(&mut policy.hardlinks, self.hardlinks.as_ref());
         set(&mut policy.observe, self.observe.as_ref());
