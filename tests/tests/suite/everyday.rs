@@ -423,7 +423,7 @@ as_root_and_user! {
 }
 
 /// Returns a toolchain that the world's identity can run.
-fn toolchain(world: &World) -> Option<String> {
+pub(super) fn toolchain(world: &World) -> Option<String> {
     let mut candidates: Vec<String> =
         std::env::var("STOCKADE_TEST_TOOLCHAIN").into_iter().collect();
     let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();

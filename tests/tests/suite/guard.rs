@@ -86,7 +86,13 @@ as_root_and_user! {
         for name in ["kept", "edited", "replaced", "foreign"] {
             world.write(name, OLD);
         }
-        let session = ["-q", "--guard", "enforce", "--session", "s1"];
+        let id = |name: &str| {
+            let output = world.stockade().args(["session", "new", "--name", name]).run();
+            output.assert_success();
+            output.stdout().trim().to_owned()
+        };
+        let (first, other) = (id("s1"), id("s2"));
+        let session = ["-q", "--guard", "enforce", "--session", &first];
         let script = "cat kept edited replaced; chmod 640 kept; mv kept moved; touch moved; cat gap 2> /dev/null || echo own > own";
         shell(world, &session, script).0.assert_success();
         world.write("edited", "edited outside\n");
@@ -107,7 +113,7 @@ as_root_and_user! {
             assert_eq!(rules(&result, "denials", "reason"), Vec::from_iter(reason), "{file}");
             let expected = if reason.is_some() { before } else { "x\n".to_owned() };
             assert_eq!(content(world, file), expected, "{file}");
-            let (output, result) = shell(world, &["-q", "--guard", "enforce", "--session", "s2"], &format!("echo y > {file}"));
+            let (output, result) = shell(world, &["-q", "--guard", "enforce", "--session", &other], &format!("echo y > {file}"));
             assert_ne!(output.code, 0, "{file} was overwritten by a session that never saw it");
             assert_eq!(rules(&result, "denials", "reason"), ["not-observed"], "{file}");
         }
@@ -209,4 +215,62 @@ as_root_and_user! {
         output.assert_success();
         assert_eq!((result["denial_count"].clone(), result["conflicts"].clone()), (0.into(), Value::Array(vec![])), "{result:#}");
     }
+}
+
+/// Adds to a counter so many times, by rewriting it or by renaming over it; tries again when it is refused.
+const INCREMENT: &str = "import os, sys, errno\n\
+    count, how, refused = int(sys.argv[1]), sys.argv[2], 0\n\
+    while count:\n\
+    \x20try:\n\
+    \x20\x20value = int(open('counter').read())\n\
+    \x20\x20name = 'counter' if how == 'rewrite' else 'counter.' + how\n\
+    \x20\x20d = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)\n\
+    \x20\x20try: os.write(d, b'%d' % (value + 1))\n\
+    \x20\x20finally: os.close(d)\n\
+    \x20\x20if how != 'rewrite': os.rename(name, 'counter')\n\
+    \x20\x20count -= 1\n\
+    \x20except OSError as error:\n\
+    \x20\x20if error.errno not in (errno.EACCES, errno.ESTALE): raise\n\
+    \x20\x20refused += 1\n\
+    print(refused)\n";
+
+/// Lets writers of different sessions, each in a mount of its own, count together; the host saves in between.
+#[expect(clippy::print_stdout, reason = "figures of a long run")]
+fn count_together(world: &World, each: u32) {
+    world.write("counter", "0");
+    let running: Vec<_> = ["rewrite", "one", "rewrite"]
+        .iter()
+        .map(|how| {
+            world
+                .run(&["-q", "--guard", "enforce"])
+                .args(["python3", "-c", INCREMENT, &each.to_string(), how])
+                .deadline(Duration::from_secs(1200))
+                .spawn()
+        })
+        .collect();
+    let mut refused = 0;
+    for running in running {
+        let output = running.wait();
+        output.assert_success();
+        refused += output.stdout().trim().parse::<u64>().unwrap();
+    }
+    assert_eq!(content(world, "counter"), (3 * each).to_string(), "refused: {refused}");
+    assert!(refused > 0, "they never met");
+    println!("3 writers, {each} each, refused {refused}");
+}
+
+as_root_and_user! {
+    /// F6: a compare-and-swap between writers in different processes and mounts: no update is lost.
+    fn no_update_is_lost_between_two_mounts(world) {
+        count_together(world, 60);
+    }
+}
+
+/// The same at length: 10,002 times in all.
+#[test]
+#[ignore = "takes minutes"]
+fn no_update_is_lost_at_length() {
+    stockade_tests::check("guard::at_length", stockade_tests::Identity::Root, |world| {
+        count_together(world, 3334);
+    });
 }

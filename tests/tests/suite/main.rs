@@ -8,6 +8,7 @@ mod backends;
 mod config;
 mod crash;
 mod danger;
+mod editors;
 mod escalation;
 mod everyday;
 mod exit_status;

@@ -99,6 +99,11 @@ as_root_and_user! {
         assert_eq!(fs::read_to_string(world.workspace().join("new")).unwrap(), "begin end");
     }
 
+    /// F5: a host process that reads all the time sees one whole version or another, however often a file is rewritten.
+    fn a_host_reader_never_sees_a_part(world) {
+        rewrites_seen_by_the_host(world, 600);
+    }
+
     /// F5: `direct`, for all or for some files, is what the program does.
     fn direct_shows_what_is_written_at_once(world) {
         for (options, name, direct) in [
@@ -204,4 +209,53 @@ as_root_and_user! {
             }
         }
     }
+}
+
+/// Has a program rewrite a file so often, in both ways, while this process reads it.
+#[expect(clippy::print_stdout, reason = "figures of a long run")]
+fn rewrites_seen_by_the_host(world: &World, times: u32) {
+    let version = |number: u32| format!("{number}\n").repeat(50 + (number % 97) as usize);
+    let file = world.write("f", version(0));
+    let program = format!(
+        "import os\n\
+         for n in range(1, {times} + 1):\n\
+         \x20name = 'f' if n % 2 else 'n'\n\
+         \x20d = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)\n\
+         \x20t = ('%d\\n' % n).encode() * (50 + n % 97)\n\
+         \x20os.write(d, t[:99]); os.write(d, t[99:]); os.close(d)\n\
+         \x20if name == 'n': os.rename('n', 'f')\n"
+    );
+    let mut running = world
+        .run(&["-q"])
+        .args(["python3", "-c", &program])
+        .deadline(Duration::from_secs(1200))
+        .spawn();
+    let (mut last, mut reads) = (0, 0_u64);
+    running.wait_until("the last version is there", || {
+        for _ in 0..50 {
+            let text = fs::read_to_string(&file).unwrap();
+            let number: u32 = text
+                .lines()
+                .next()
+                .unwrap_or_else(|| panic!("empty after {last}"))
+                .parse()
+                .unwrap();
+            assert_eq!(text, version(number), "after {last}");
+            assert!(number >= last, "{number} after {last}");
+            last = number;
+            reads += 1;
+        }
+        last == times
+    });
+    running.wait().assert_success();
+    println!("{times} rewrites, {reads} reads");
+}
+
+/// The same at length.
+#[test]
+#[ignore = "takes minutes"]
+fn a_host_reader_never_sees_a_part_of_100_000() {
+    stockade_tests::check("publish::at_length", stockade_tests::Identity::Root, |world| {
+        rewrites_seen_by_the_host(world, 100_000);
+    });
 }
