@@ -360,7 +360,7 @@ fn end_strays() {
     // Whoever forks faster than this forks without end.
     for _ in 0..1000 {
         everybody(Signal::KILL);
-        if matches!(rustix::process::waitpid(None, WaitOptions::empty()), Err(Errno::CHILD)) {
+        if matches!(rustix::process::wait(WaitOptions::empty()), Err(Errno::CHILD)) {
             return;
         }
     }
@@ -424,11 +424,12 @@ impl Group {
     }
 }
 
-/// Reaps what has ended; tells whether the command was among it, and reports it then.
+/// Reaps what has ended, in whichever process group (a shell with job control makes its own); tells whether the command
+/// was among it, and reports it then.
 fn reap(socket: BorrowedFd<'_>, command: Pid) -> bool {
     loop {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        match rustix::process::waitpid(None, options) {
+        match rustix::process::wait(options) {
             Ok(Some((pid, status))) if pid == command => {
                 if let Some(signal) = status.stopping_signal() {
                     let _gone = Told::Stopped(signal).send(socket);

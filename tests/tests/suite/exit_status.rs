@@ -118,6 +118,14 @@ as_root_and_user! {
         assert_eq!(inside.stdout(), native.stdout());
     }
 
+    /// L6, L7: a command that leaves its process group, as a shell with job control does, is seen to end.
+    fn a_command_in_a_process_group_of_its_own_ends(world) {
+        let script = "import os, sys; os.setpgid(0, 0); sys.exit(5)";
+        world.run(&[]).args(["/usr/bin/python3", "-I", "-S", "-c", script]).run().assert_code(5);
+        let shell = world.stockade().arg("shell").env("SHELL", "/bin/bash").input("exit 5\n").run();
+        shell.assert_code(5);
+    }
+
     /// CONTRACT 5: the time is up.
     fn a_timeout_ends_it(world) {
         let started = Instant::now();
