@@ -298,7 +298,7 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
         return host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
     };
     let os_name = OsStr::from_bytes(name.as_bytes());
-    if crate::ops::staged_by(os_name).is_some() || is_unnamed(fs, &dir, name) {
+    if crate::ops::staged_by(os_name).is_some() {
         // Nobody inside has heard of it. And telling would wait for whatever is under way in the directory: a server that
         // is killed meanwhile could not end, and its programs neither.
         return false;
@@ -335,14 +335,17 @@ fn being_named(fs: &Fs, (watch, _): &Place) -> bool {
     dir.is_some_and(|dir| dir.naming.load(Ordering::Acquire) > 0)
 }
 
-/// Tells whether this is what the host calls a file without a name, such as those that we stage: `#` and its number.
+/// Tells whether a name that isn't there is what the host calls a file without a name, such as those that we stage: `#`
+/// and its number.
 fn is_unnamed(fs: &Fs, dir: &Node, name: &CString) -> bool {
     let number = name.to_str().ok().and_then(|name| name.strip_prefix('#')?.parse().ok());
+    let called = |node: &Arc<Node>| node.is_called(dir, OsStr::from_bytes(name.as_bytes()));
     number.is_some_and(|ino| {
         let stat = host::Stat { dev: dir.key().dev, ino, ..host::Stat::default() };
-        fs.table
-            .peek(&stat)
-            .is_some_and(|node| !node.is_called(dir, OsStr::from_bytes(name.as_bytes())))
+        match fs.table.peek(&stat) {
+            Some(node) => !called(&node),
+            None => !fs.table.all().iter().any(called),
+        }
     })
 }
 
@@ -366,6 +369,7 @@ impl Seen {
                 _ => Self::Else,
             },
             Err(_) if fs.overlay.get(dir.id, os_name).is_some() => Self::Ours,
+            Err(_) if is_unnamed(fs, dir, name) => Self::Ours,
             Err(_) => {
                 let removals = fs.watches.removals.lock();
                 let ours = removals.contains(&(dir.id, os_name.to_os_string()));
