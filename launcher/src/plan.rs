@@ -167,6 +167,15 @@ impl Facts {
     }
 }
 
+/// Leaves sockets uncovered where the helper makes the connections: one that goes away meanwhile would fail the run.
+fn covering(machine: &bwrap::Machine, guarded: bool) -> bwrap::Machine {
+    let mut machine = machine.clone();
+    if guarded {
+        machine.sockets.clear();
+    }
+    machine
+}
+
 /// What was chosen.
 struct Chosen {
     kind: Kind,
@@ -251,7 +260,7 @@ impl Plan {
         let own = &facts.machine.own;
         let (options, enforcement) = match chosen.kind {
             Kind::Bubblewrap => (
-                bwrap::options(&policy, &regions, &facts.machine),
+                bwrap::options(&policy, &regions, &covering(&facts.machine, guarded)),
                 Enforcement::of(&policy, scoped, guarded),
             ),
             Kind::Custom => (chosen.options, Enforcement::Full),
