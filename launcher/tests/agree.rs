@@ -1,5 +1,5 @@
-//! One table of rules, several consumers (contract P6): what the file system would decide and what bubblewrap is told
-//! agree on every path.
+//! One table of rules, three consumers (contract P6): what the file system would decide, what bubblewrap is told and what
+//! Landlock is told agree on every path, or the difference is a gap that the result names.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::ffi::{OsStr, OsString};
@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use stockade_launcher::backend::bwrap;
+use stockade_launcher::backend::{bwrap, landlock};
+use stockade_launcher::enforcement::Gap;
 use stockade_launcher::resolve::{self, Places, Request};
-use stockade_policy::{EntryKind, Mode, ModeSource, Policy, Rules};
+use stockade_policy::{EntryKind, Mode, ModeSource, Policy, Rule, Rules};
 
 const POLICIES: usize = 200;
 const PATHS: usize = 10_000;
@@ -76,6 +77,20 @@ fn kernel_writable(options: &[OsString], path: &Path) -> bool {
     writable
 }
 
+/// What the Landlock runner's options allow at a path.
+fn landlock_writable(options: &[OsString], path: &Path) -> bool {
+    options.chunks(2).any(|pair| pair[0] == "--writable" && path.starts_with(&pair[1]))
+}
+
+/// The gap that says that a rule isn't kept by Landlock alone.
+fn gap_of(rule: Rule) -> Gap {
+    match rule {
+        Rule::ProtectedPath => Gap::ProtectedPaths,
+        Rule::WriteDenied | Rule::ReadDenied => Gap::DenyRules,
+        other => panic!("{other} has no gap"),
+    }
+}
+
 trait IntoPair<'a> {
     fn into_pair(self, writes: bool) -> (&'a Path, bool);
 }
@@ -88,7 +103,7 @@ impl<'a> IntoPair<'a> for (&'a Path, &'a Path) {
 }
 
 #[test]
-fn the_rules_and_bubblewraps_arguments_agree() {
+fn the_rules_and_both_back_ends_agree() {
     // Outside of /tmp, which bubblewrap's own options speak of.
     let base = tempfile::Builder::new().prefix("stk-agree").tempdir_in("/var/tmp").unwrap();
     let base = fs::canonicalize(base.path()).unwrap();
@@ -105,6 +120,7 @@ fn the_rules_and_bubblewraps_arguments_agree() {
         (0..PATHS - 3).map(|_| base.join(paths.new_tree(&mut runner).unwrap().current())).collect();
     sample.extend(["/etc/passwd", "/usr", "/home/nobody/x"].map(PathBuf::from));
     let mut seen = [0_usize; 2];
+    let mut gap_paths = 0_usize;
     for _ in 0..POLICIES {
         let request = requests.new_tree(&mut runner).unwrap().current();
         let places = Places { temporary: vec![base.join("tmp/in")], own: vec![base.join("own")] };
@@ -113,6 +129,9 @@ fn the_rules_and_bubblewraps_arguments_agree() {
         let regions = resolve::regions(&policy);
         let machine = bwrap::Machine { own: places.own.clone(), ..bwrap::Machine::default() };
         let options = bwrap::options(&policy, &regions, &machine);
+        let inside = landlock::options(&policy, &regions, true);
+        let alone = landlock::options(&policy, &regions, false);
+        let gaps = landlock::gaps_alone(&policy, 7);
         assert_eq!(rules.roots(), policy.writable_roots());
         for path in &sample {
             let served = regions.iter().any(|region| path.starts_with(region));
@@ -126,6 +145,16 @@ fn the_rules_and_bubblewraps_arguments_agree() {
                 assert!(kernel, "{}", what());
                 continue;
             }
+            // Landlock within namespaces lets through what is served, and nothing else.
+            assert_eq!(landlock_writable(&inside, path), served, "{}: {inside:?}", what());
+            // Alone it can't take away below what it gives: each such path is a gap that is named.
+            let gives = landlock_writable(&alone, path);
+            assert!(gives || !allowed, "{}: {alone:?}", what());
+            if gives && let Some(denial) = &rules.zone(path).write {
+                gap_paths += 1;
+                assert!(own || gaps.contains(&gap_of(denial.rule())), "{}: {gaps:?}", what());
+                assert!(!own || gaps.contains(&Gap::OwnState), "{}: {gaps:?}", what());
+            }
             // What the rules allow, the mounts let through to the file system, which decides by these rules.
             assert!(!allowed || (kernel && served), "{}", what());
             // What the file system doesn't serve, the rules refuse and the kernel too.
@@ -135,4 +164,5 @@ fn the_rules_and_bubblewraps_arguments_agree() {
         }
     }
     assert!(seen.iter().all(|count| *count > POLICIES * PATHS / 20), "{seen:?}");
+    assert!(gap_paths > 0);
 }

@@ -39,7 +39,7 @@ const HARMLESS_IN_RUN: [&str; 4] =
 pub struct Machine {
     /// Whether the caller is root.
     pub root: bool,
-    /// Whether this caller has what [`HELPER_CAPABILITIES`] names, and the helper uses it.
+    /// Whether this caller has what `HELPER_CAPABILITIES` names, and the helper uses it.
     pub tracing: bool,
     /// The caller's `$XDG_RUNTIME_DIR`.
     pub runtime_directory: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! Landlock: the chain's second back end (contract L2, L3).
 //!
 //! Where namespaces can be made, our own take bubblewrap's place: the mounts are read-only but for the regions, which stand
-//! at their own paths, processes have a namespace of their own, and the [runner](crate::runner) restricts on top of it.
+//! at their own paths, processes have a namespace of their own, and the [runner] restricts on top of it.
 //! Where they can't, there is the runner alone: nothing is served, so nothing is observed, and the result names each thing
 //! that is missing.
 
