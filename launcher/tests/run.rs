@@ -299,9 +299,13 @@ fn sockets_of_the_host_are_out_of_reach() {
         command.push(&name);
         for mode in ["read-only", "workspace-write"] {
             let (output, _) = caller.run(&["--mode", mode], &command);
-            assert_eq!(
-                text(&output.stdout),
-                "111\n111\n111\n1\n",
+            // Nobody listens there (ECONNREFUSED) where the mount shows a socket of its own or what was found at the start
+            // is covered; elsewhere the connection itself is refused (EACCES).
+            let answers = text(&output.stdout);
+            let answers: Vec<&str> = answers.lines().collect();
+            let refused = |answer: &&str| ["111", "13"].contains(answer);
+            assert!(
+                answers.len() == 4 && answers[..3].iter().all(refused) && answers[3] == "1",
                 "{} {mode} {output:?}",
                 caller.name
             );
