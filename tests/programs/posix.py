@@ -922,9 +922,16 @@ def specials():
     tell("directory by mknod", os.mknod, "dir", stat.S_IFDIR | 0o600)
     tell("socket by mknod", os.mknod, "s", stat.S_IFSOCK | 0o600)
     say(shape("s"))
-    datagram = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    datagram.bind("datagram")
-    tell("send", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "datagram"))
+
+    def datagrams():
+        datagram = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        datagram.bind("datagram")
+        try:
+            return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "datagram")
+        finally:
+            os.unlink("datagram")
+
+    tell("datagrams", datagrams)
     tree()
 
 

@@ -57,6 +57,8 @@ pub type Noted = Option<Arc<Denial>>;
 /// Somebody who isn't one of us may hold a directory's lock (`flock DIR command`): it is waited for this long.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(200);
+/// A file that is being closed is looked at again so often.
+const LOOKS: usize = 8;
 
 /// Tells whether two looks at a file saw the same content. An exchange of names moves the change time itself.
 pub fn same_content(one: &Stat, other: &Stat) -> bool {
@@ -87,14 +89,24 @@ impl Fs {
             return Ok(None);
         }
         let place = Some((parent.key(), name));
-        let freshness = match node {
-            Some(node) => self.freshness(node, stat, place),
-            None => {
-                let generation = host::generation(dir.as_fd(), &host::component(name)?);
-                let key = Key { dev: stat.dev, ino: stat.ino, generation };
-                self.observed.look(key, stat.version(), place)
-            }
+        let Some(node) = node else {
+            let generation = host::generation(dir.as_fd(), &host::component(name)?);
+            let key = Key { dev: stat.dev, ino: stat.ino, generation };
+            return self.verdict(self.observed.look(key, stat.version(), place));
         };
+        let mut freshness = self.freshness(node, stat, place);
+        let mut stat = *stat;
+        for _ in 0..LOOKS {
+            // The close of its last writer may have been on its way here, and given it its name and a new change time.
+            let now = self.table.pin(node).and_then(|pin| host::stat_fd(pin.as_fd()));
+            match now {
+                Ok(now) if freshness != Freshness::Fresh && now.version() != stat.version() => {
+                    freshness = self.freshness(node, &now, place);
+                    stat = now;
+                }
+                Ok(_) | Err(_) => break,
+            }
+        }
         self.verdict(freshness)
     }
 
@@ -221,15 +233,15 @@ impl Fs {
         let is_same = |found: &Stat| {
             (found.dev, found.ino, found.version()) == (judged.dev, judged.ino, judged.version())
         };
-        // Whoever knows the content may be writing to it still.
-        let has_author = |found: &Stat| {
+        // Whoever knows the content may be writing to it still, or have closed it just now.
+        let is_known = |found: &Stat| {
             (found.dev, found.ino) == (judged.dev, judged.ino)
                 && self
                     .table
                     .peek(found)
-                    .is_some_and(|node| node.authors.load(Ordering::Acquire) > 0)
+                    .is_some_and(|node| self.freshness(&node, found, None) == Freshness::Fresh)
         };
-        if is_same(&found) || has_author(&found) {
+        if is_same(&found) || is_known(&found) {
             Ok(())
         } else {
             Err(FsError::Denied(self.stale()))

@@ -29,6 +29,12 @@ const EXCEPTIONS: &[Exception] = &[
         reason: "as above",
     },
     Exception {
+        section: "specials",
+        line: "datagrams",
+        who: &[Identity::Root, Identity::User],
+        reason: "each datagram may name another target, so Unix datagram sockets aren't there (EACCES; L11)",
+    },
+    Exception {
         section: "limits",
         line: "epoll of a file",
         who: &[Identity::Root, Identity::User],
