@@ -84,11 +84,11 @@ fn landlock_writable(options: &[OsString], path: &Path) -> bool {
 
 /// The gap that says that a rule isn't kept by Landlock alone.
 fn gap_of(rule: Rule) -> Gap {
-    match rule {
-        Rule::ProtectedPath => Gap::ProtectedPaths,
-        Rule::WriteDenied | Rule::ReadDenied => Gap::DenyRules,
-        other => panic!("{other} has no gap"),
+    if rule == Rule::ProtectedPath {
+        return Gap::ProtectedPaths;
     }
+    assert!([Rule::WriteDenied, Rule::ReadDenied].contains(&rule), "{rule} has no gap");
+    Gap::DenyRules
 }
 
 trait IntoPair<'a> {
