@@ -103,6 +103,8 @@ pub struct Fs {
     /// Where content goes that must not be lost and can't have its name.
     pub(crate) kept: Option<PathBuf>,
     pub(crate) kept_count: AtomicU64,
+    /// Held by the thread that waits long for reports of closes.
+    pub(crate) patient: Mutex<()>,
     pub(crate) overlay: Overlay,
     pub(crate) journal: Journal,
     pub(crate) hardlinks: Hardlinks,
@@ -164,6 +166,7 @@ impl Fs {
             observed: parts.observed,
             kept: parts.kept,
             kept_count: AtomicU64::new(0),
+            patient: Mutex::new(()),
             overlay: Overlay::default(),
             journal: Journal::start(parts.state.as_deref(), key),
             hardlinks: parts.policy.hardlinks,

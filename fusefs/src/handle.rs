@@ -41,6 +41,8 @@ pub struct FileHandle {
     pub staged: bool,
     /// Whoever opened it for writing knew the content, or was let write over it unseen.
     pub author: AtomicBool,
+    /// It stayed open when its close was waited for (`ops/hold.rs`).
+    pub held: AtomicBool,
     /// What the guard would have refused.
     pub noted: OnceLock<Arc<Denial>>,
     pub bytes_read: AtomicU64,
@@ -127,6 +129,15 @@ impl Handles {
 
     pub fn remove(&self, number: u64) -> Option<Handle> {
         self.open.lock().remove(&number)
+    }
+
+    /// Returns the open files of a node.
+    pub fn of(&self, node: u64) -> Vec<Arc<FileHandle>> {
+        let is_of = |handle: &Handle| match handle {
+            Handle::File(file) if file.node.id == node => Some(file.clone()),
+            Handle::File(_) | Handle::Dir(_) => None,
+        };
+        self.open.lock().values().filter_map(is_of).collect()
     }
 
     /// Takes every handle out, for the end of the mount.

@@ -7,14 +7,15 @@
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustix::fs::FileType;
 use stockade_observe::{Key, Version};
 use stockade_policy::Zone;
 
+use crate::error::FsError;
 use crate::ops::Staged;
 
 mod recall;
@@ -71,6 +72,8 @@ pub struct Node {
     pub running: AtomicUsize,
     /// Content that the host doesn't see yet; see `ops/stage.rs`.
     pub staged: Mutex<Option<Staged>>,
+    /// Why what was staged last didn't get its name, and never will.
+    pub lost: OnceLock<FsError>,
     /// Held while the file is judged and moved, and while it's opened for writing.
     pub gate: Mutex<()>,
     /// The version whose pages the kernel may still cache.
@@ -291,6 +294,7 @@ impl Node {
             opens: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             staged: Mutex::new(None),
+            lost: OnceLock::new(),
             gate: Mutex::new(()),
             cached: Mutex::new(None),
             born: AtomicI64::new(0),

@@ -139,6 +139,26 @@ fn thread_group(status: &[u8]) -> Option<u32> {
     std::str::from_utf8(group).ok()?.trim().parse().ok()
 }
 
+/// Tells whether a process has a file with this inode number open; another file system's file with the same number
+/// counts too. `false` if it can't be asked.
+pub fn has_open(pid: u32, ino: u64) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(dir) = fs::openat(CWD, format!("/proc/{pid}/fdinfo"), flags, Mode::empty()) else {
+        return false;
+    };
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 8 * 1024];
+    let mut raw = fs::RawDir::new(&dir, &mut buffer);
+    let line = format!("ino:\t{ino}");
+    while let Some(Ok(entry)) = raw.next() {
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        // `ino` is one of the first four lines (proc_pid_fdinfo(5)).
+        if slurp(&dir, name).split(|byte| *byte == b'\n').any(|one| one == line.as_bytes()) {
+            return true;
+        }
+    }
+    false
+}
+
 /// Returns the supplementary groups of a process; none if it can't be asked.
 pub fn groups(pid: u32) -> Vec<u32> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

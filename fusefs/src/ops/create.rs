@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -177,7 +178,11 @@ impl Fs {
         self.watches.filled(&place.parent, name);
         let at = Name { parent: place.parent.clone(), name: name.to_os_string() };
         self.staged_create(&pending.node, fd.clone(), at, who, stat);
-        self.staged_entry(&place.parent, &pending.node)
+        let entry = self.staged_entry(&place.parent, &pending.node);
+        if entry.is_err() {
+            self.orphan(&pending.node);
+        }
+        entry
     }
 
     /// Asks for a further name on behalf of the names that the file has beside the latest.
@@ -249,6 +254,9 @@ impl Fs {
                 self.entry(&place.parent, place.dir.as_fd(), &place.name, stat)?
             };
             self.saw(&entry.pending.node, stat.version());
+            if !staged {
+                entry.pending.node.opens.fetch_add(1, Ordering::AcqRel);
+            }
             let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
             let opened = self.opened(
                 &entry.pending.node,

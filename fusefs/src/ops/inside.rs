@@ -56,15 +56,15 @@ impl Fs {
                 return Ok(Some(stat));
             }
         }
-        let stat = host::stat_fd(pin.as_fd())?;
-        if stat.nlink > 0 {
-            self.relocate(node, pin)?;
+        let mut stat = host::stat_fd(pin.as_fd())?;
+        if stat.nlink > 0 && !self.relocate(node, pin)? {
+            stat.nlink -= 1;
         }
         Ok(Some(stat))
     }
 
     /// Returns what a name leads to, if that is the node's file. A file that is held can't give its number away (`I2`).
-    fn leads(&self, node: &Node, name: &Name) -> Option<Stat> {
+    pub(crate) fn leads(&self, node: &Node, name: &Name) -> Option<Stat> {
         let dir = self.table.pin(&name.parent).ok()?;
         let stat = host::stat_at(dir.as_fd(), &host::component(&name.name).ok()?).ok()?;
         let key = node.key();
@@ -98,7 +98,9 @@ impl Fs {
                     // Removed: the host refuses whatever is tried in it.
                     return Ok(());
                 }
-                self.relocate(node, &pin)?;
+                if !self.relocate(node, &pin)? {
+                    return Err(FsError::Stale);
+                }
                 lasting = false;
             }
             if lasting {
@@ -108,8 +110,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Learns the name that the host gave a file which no known name leads to.
-    fn relocate(&self, node: &Arc<Node>, pin: &OwnedFd) -> FsResult<()> {
+    /// Learns the name that the host gave a file which no known name leads to. `false` if that is the name under which a
+    /// publication is about to remove it.
+    fn relocate(&self, node: &Arc<Node>, pin: &OwnedFd) -> FsResult<bool> {
         let root = self.table.get(ROOT)?;
         let top = self.self_fd.where_is(self.table.pin(&root)?.as_fd())?;
         let place = self.self_fd.where_is(pin.as_fd())?;
@@ -120,6 +123,9 @@ impl Fs {
             names.push(name);
         }
         let last = names.pop().ok_or(FsError::Stale)?;
+        if super::staged_by(last).is_some() {
+            return Ok(false);
+        }
         // Where the kernel says it is may have changed since: the way there is walked as every way is.
         let mut parent = root;
         let mut held = Vec::new();
@@ -138,6 +144,6 @@ impl Fs {
         self.leads(node, &name).ok_or(FsError::Stale)?;
         node.add_name(&name.parent, &name.name);
         self.paths_moved();
-        Ok(())
+        Ok(true)
     }
 }

@@ -5,6 +5,7 @@ mod create;
 mod dir;
 mod fresh;
 mod guard;
+mod hold;
 mod inside;
 mod io;
 mod judge;

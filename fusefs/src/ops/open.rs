@@ -77,10 +77,11 @@ impl Fs {
             let staged =
                 flags.contains(OFlags::TRUNC) && flags.intersects(OFlags::WRONLY | OFlags::RDWR);
             let staged = if staged && !judged {
-                self.stage_replace(caller, &node, &before, &who)
+                self.stage_replace(caller, &node, &before, &who)?
             } else {
                 None
             };
+            let counted = staged.is_some();
             let fd = if staged.is_some() {
                 staged
             } else if writes || !self.passthrough.load(Ordering::Relaxed) {
@@ -96,6 +97,9 @@ impl Fs {
             };
             if !flags.intersects(OFlags::WRONLY | OFlags::TRUNC) {
                 self.saw_opened(&node, &before);
+            }
+            if !counted {
+                node.opens.fetch_add(1, Ordering::AcqRel);
             }
             Ok((fd, before.version(), author, noted))
         })();
@@ -175,7 +179,7 @@ impl Fs {
         }
     }
 
-    /// Makes the handle of a file that may be opened.
+    /// Makes the handle of a file that may be opened, and is counted as open already.
     #[expect(clippy::too_many_arguments, reason = "the open and the create of a file meet here")]
     pub(crate) fn opened(
         &self,
@@ -207,7 +211,6 @@ impl Fs {
                 Data::Cached { keep }
             })
         };
-        node.opens.fetch_add(1, Ordering::AcqRel);
         if writable {
             node.writers.fetch_add(1, Ordering::AcqRel);
         }
@@ -248,6 +251,7 @@ impl Fs {
             opened,
             exec,
             author: AtomicBool::new(author),
+            held: AtomicBool::new(false),
             noted: noted.map_or_else(OnceLock::new, OnceLock::from),
             bytes_read: AtomicU64::new(0),
             bytes_written: AtomicU64::new(0),

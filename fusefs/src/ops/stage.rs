@@ -7,7 +7,8 @@
 //! - `S1` Whoever changes the names of a staged node publishes it first, or takes the name away for good.
 //! - `S2` A rewrite whose writer was killed is dropped: the file is what it was before (contract F7).
 //! - `S3` What was staged from one inode replaces that inode alone; the displaced one is looked at after the exchange.
-//! - `S4` While others hold a file open, it is written in place: their view must stay the live one.
+//! - `S4` A staging counts as an open file from its beginning: whoever closes another one meanwhile doesn't publish it.
+//! - `S5` While others hold a file open, it is written in place: their view must stay the live one.
 //!
 //! Lock order: a node's `staged`, then the overlay, then the table.
 
@@ -17,9 +18,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use stockade_observe::{Key, Op, Outcome, Process, Publication, Version};
@@ -137,10 +137,6 @@ impl Overlay {
     }
 }
 
-/// Others that hold a file open are waited for this long: the kernel reports a close after the program went on.
-const LAG: Duration = Duration::from_micros(50);
-const LAGS: u32 = 400;
-
 impl Fs {
     /// Tells whether what is written at a path is published in one step.
     pub(crate) fn stages(&self, path: &Path) -> bool {
@@ -152,7 +148,7 @@ impl Fs {
         rustix::fs::openat(dir, c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode)
     }
 
-    /// Says that `node` is staged at `place`, with nothing on the host yet.
+    /// Says that `node` is staged at `place`, with nothing on the host yet, and counts it as open.
     pub(crate) fn staged_create(
         &self,
         node: &Arc<Node>,
@@ -162,6 +158,7 @@ impl Fs {
         stat: &Stat,
     ) {
         place.parent.born.fetch_max(stat.ctime.nanos(), Ordering::AcqRel);
+        node.opens.fetch_add(1, Ordering::AcqRel);
         self.overlay.insert(place.parent.id, &place.name, node);
         *node.staged.lock() = Some(Staged {
             fd,
@@ -173,48 +170,56 @@ impl Fs {
         });
     }
 
-    /// Stages the rewrite of a file that is being opened with `O_TRUNC`, or says that it must be written in place.
+    /// Stages the rewrite of a file that is being opened with `O_TRUNC` and counts it as open, or says that it must be
+    /// written in place.
+    ///
+    /// # Errors
+    /// The name leads to another file meanwhile, which another mount may have put there: what stands here is nobody's
+    /// any more, and writing to it would lose the rewrite.
     pub(crate) fn stage_replace(
         &self,
         caller: Caller,
         node: &Arc<Node>,
         stat: &Stat,
         who: &Arc<Process>,
-    ) -> Option<Arc<OwnedFd>> {
+    ) -> FsResult<Option<Arc<OwnedFd>>> {
         if !stat.is_regular() || stat.nlink != 1 || !self.stages(&self.path(node)) {
-            return None;
+            return Ok(None);
         }
-        for _ in 0..LAGS {
-            if node.opens.load(Ordering::Acquire) == 0 {
-                break;
-            }
-            std::thread::sleep(LAG);
+        if !node.is_named() {
+            return Ok(None);
         }
-        if node.opens.load(Ordering::Acquire) > 0 {
-            return None;
+        if !self.is_let_go(node) {
+            return Ok(None);
         }
         // The last writer's content may still be on its way.
-        if let Err(error) = self.publish(node) {
-            tracing::debug!(?error, "a rewrite is written in place");
-            return None;
+        if let Err(error) = self.settle_node(node) {
+            tracing::warn!(?error, "staged content wasn't published");
+            // It couldn't have its name, where something else stands.
+            return Err(FsError::Stale);
         }
         let mut slot = node.staged.lock();
         if slot.is_some() {
-            return None;
+            return Ok(None);
         }
+        let names = node.names();
+        let place = names.into_iter().rev().find(|name| self.leads(node, name).is_some());
+        let place = place.ok_or(FsError::Stale)?;
         let staged = self
             .table
             .pin(node)
             .and_then(|pin| host::stat_fd(pin.as_fd()))
-            .and_then(|stat| self.try_stage(caller, node, &stat, who));
+            .and_then(|stat| self.try_stage(caller, node, place, &stat, who));
         match staged {
             Ok((staged, fd)) => {
                 *slot = Some(staged);
-                Some(fd)
+                node.opens.fetch_add(1, Ordering::AcqRel);
+                Ok(Some(fd))
             }
+            Err(FsError::Stale) => Err(FsError::Stale),
             Err(error) => {
                 tracing::debug!(?error, "a rewrite is written in place");
-                None
+                Ok(None)
             }
         }
     }
@@ -223,13 +228,13 @@ impl Fs {
         &self,
         caller: Caller,
         node: &Arc<Node>,
+        place: Name,
         stat: &Stat,
         who: &Arc<Process>,
     ) -> FsResult<(Staged, Arc<OwnedFd>)> {
-        let place = node.name().ok_or(FsError::Stale)?;
         let component = host::component(&place.name)?;
         let dir = self.inside(&place.parent)?;
-        let found = host::stat_at(dir.as_fd(), &component)?;
+        let found = host::stat_at(dir.as_fd(), &component).map_err(host::vanished)?;
         if (found.dev, found.ino) != (stat.dev, stat.ino) {
             return Err(FsError::Stale);
         }
@@ -299,7 +304,10 @@ impl Fs {
         let closing = crate::process::closing(caller.pid);
         let ready = {
             let mut slot = file.node.staged.lock();
-            let Some(staged) = slot.as_mut() else { return Ok(()) };
+            let Some(staged) = slot.as_mut() else {
+                let lost = file.node.lost.get().filter(|_| file.staged);
+                return lost.map_or(Ok(()), |error| Err(error.clone()));
+            };
             staged.killed = closing.abrupt;
             let dirty = || {
                 host::stat_fd(staged.fd.as_fd())
@@ -325,14 +333,23 @@ impl Fs {
 
     /// The last open file of a node is closed.
     pub(crate) fn settle(&self, file: &FileHandle) {
-        let drop_it = match &*file.node.staged.lock() {
-            None => return,
-            Some(staged) => staged.killed && staged.base.is_some(),
-        };
-        let result =
-            if drop_it { self.unstage(&file.node) } else { self.publish_now(&file.node, true) };
-        if let Err(error) = result {
+        if let Err(error) = self.settle_node(&file.node) {
             tracing::warn!(?error, path = %file.path.display(), "staged content wasn't published");
+        }
+    }
+
+    /// Publishes what is staged for a node that nobody has open, or drops it (`S2`).
+    fn settle_node(&self, node: &Arc<Node>) -> FsResult<()> {
+        let slot = node.staged.lock();
+        let Some(staged) = slot.as_ref() else { return Ok(()) };
+        // What is staged by now may be another's, who opens it just then (`S4`).
+        if node.opens.load(Ordering::Acquire) > 0 {
+            return Ok(());
+        }
+        if staged.killed && staged.base.is_some() {
+            self.unstage(node, slot)
+        } else {
+            self.publish_now(node, slot, true)
         }
     }
 
@@ -342,12 +359,16 @@ impl Fs {
     /// The name was taken or changed on the host and the guard is enforced: then the content is kept elsewhere. Or the
     /// host refused: then the content stays staged, since trying again may help.
     pub(crate) fn publish(&self, node: &Arc<Node>) -> FsResult<()> {
-        self.publish_now(node, false)
+        self.publish_now(node, node.staged.lock(), false)
     }
 
     /// The same; `last` says that nobody will try again, so that what can't be published is kept elsewhere.
-    fn publish_now(&self, node: &Arc<Node>, last: bool) -> FsResult<()> {
-        let mut slot = node.staged.lock();
+    fn publish_now(
+        &self,
+        node: &Arc<Node>,
+        mut slot: MutexGuard<'_, Option<Staged>>,
+        last: bool,
+    ) -> FsResult<()> {
         let Some(staged) = slot.as_ref() else { return Ok(()) };
         let path = self.path_at(&staged.place.parent, &staged.place.name);
         let mut event = Self::event(staged.writer.clone(), Op::Publish, path, Some(node.key()));
@@ -398,6 +419,9 @@ impl Fs {
             && !last
         {
             return result;
+        }
+        if let Err(error) = &result {
+            node.lost.get_or_init(|| error.clone());
         }
         let Some(Staged { place, .. }) = slot.take() else { return result };
         drop(slot);
@@ -451,6 +475,15 @@ impl Fs {
         self.journal.note(dir.as_fd());
         let hidden = staged_name()?;
         let _lock = self.lock_names(dir);
+        if let Some(base) = staged.base.as_ref().filter(|_| enforced) {
+            // What is to be put back would be seen in its place for a moment, so others that hold this lock are asked for
+            // first; only against the host it takes the look afterwards.
+            let there = host::stat_at(dir.as_fd(), name).ok();
+            if !there.is_some_and(|there| same_content(&there, &base.stat)) {
+                let found = there.map(|stat| stat.version());
+                return Ok(Put::Refused { found, kept: self.keep(&staged.fd, path) });
+            }
+        }
         self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &hidden)?;
         let mut away = Away { dir, name: &hidden, there: true };
         fail::reached(Point::Linked);
@@ -503,8 +536,7 @@ impl Fs {
     }
 
     /// Drops a rewrite: the node stands for the file as it was.
-    fn unstage(&self, node: &Arc<Node>) -> FsResult<()> {
-        let mut slot = node.staged.lock();
+    fn unstage(&self, node: &Arc<Node>, mut slot: MutexGuard<'_, Option<Staged>>) -> FsResult<()> {
         let Some(staged) = slot.take() else { return Ok(()) };
         self.overlay.remove(staged.place.parent.id, &staged.place.name);
         let Some(base) = staged.base else { return Ok(()) };

@@ -262,7 +262,7 @@ fn count_together(world: &World, each: u32) {
 as_root_and_user! {
     /// F6: a compare-and-swap between writers in different processes and mounts: no update is lost.
     fn no_update_is_lost_between_two_mounts(world) {
-        count_together(world, 60);
+        count_together(world, 200);
     }
 }
 
