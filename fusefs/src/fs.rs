@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::FileType;
+use stockade_history::Keeper;
 use stockade_observe::{Event, Key, Observed, Op, Outcome, Process, Sink, Time};
 use stockade_policy::{
     Denial, EntryKind, Guard, Hardlinks, Mode, ObserveLevel, Policy, Publish, Rules, Zone,
@@ -25,6 +26,7 @@ use crate::node::{Node, PendingLookup, Table};
 use crate::ops::{DeniedInodes, Findings, Overlay, not_staged};
 use crate::owner::Owner;
 use crate::process::Processes;
+use crate::server::HistoryConfig;
 use crate::watch::Watches;
 
 /// Who asks.
@@ -103,6 +105,8 @@ pub struct Fs {
     /// Where content goes that must not be lost and can't have its name.
     pub(crate) kept: Option<PathBuf>,
     pub(crate) kept_count: AtomicU64,
+    /// What is kept before it changes.
+    pub(crate) history: Option<Keeper>,
     /// Held by the thread that waits long for reports of closes.
     pub(crate) patient: Mutex<()>,
     pub(crate) overlay: Overlay,
@@ -132,6 +136,7 @@ pub struct Parts {
     pub state: Option<PathBuf>,
     pub observed: Arc<Observed>,
     pub kept: Option<PathBuf>,
+    pub history: Option<HistoryConfig>,
     pub lifetimes: Lifetimes,
 }
 
@@ -139,6 +144,12 @@ impl Fs {
     pub fn new(parts: Parts) -> FsResult<Self> {
         let stat = host::stat_fd(parts.source.as_fd())?;
         let key = host::key_of(parts.source.as_fd(), &stat);
+        let base = parts.base.as_path();
+        let history = parts.history.as_ref().map(|history| {
+            let places = (base, history.source.as_path());
+            Keeper::start(&history.directory, places, key.into(), history.bounds)
+        });
+        let history = history.transpose()?;
         let watches = Watches::new(&parts.source, stat.dev);
         let moves = Moves::new(stat.dev, watches.are_local());
         Ok(Self {
@@ -166,6 +177,7 @@ impl Fs {
             observed: parts.observed,
             kept: parts.kept,
             kept_count: AtomicU64::new(0),
+            history,
             patient: Mutex::new(()),
             overlay: Overlay::default(),
             journal: Journal::start(parts.state.as_deref(), key),

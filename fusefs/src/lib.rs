@@ -30,4 +30,4 @@ mod sys;
 mod watch;
 
 pub use owner::Owner;
-pub use server::{ServeError, Server, ServerConfig, mount_data, serve};
+pub use server::{HistoryConfig, ServeError, Server, ServerConfig, mount_data, serve};

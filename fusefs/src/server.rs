@@ -40,8 +40,21 @@ pub struct ServerConfig {
     pub observed: Arc<Observed>,
     /// Where content goes that must not be lost and can't have its name; made (0700) when first needed.
     pub kept: Option<PathBuf>,
+    /// What to keep of what is changed, if anything.
+    pub history: Option<HistoryConfig>,
     /// Threads that read requests; 0 for the default.
     pub threads: usize,
+}
+
+/// How a history is kept.
+#[derive(Clone, Debug)]
+pub struct HistoryConfig {
+    /// Its directory; it doesn't exist yet.
+    pub directory: PathBuf,
+    /// The host's path of what is served.
+    pub source: PathBuf,
+    /// How much it may hold.
+    pub bounds: stockade_history::Bounds,
 }
 
 /// Why a mount can't be served.
@@ -109,6 +122,7 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
         state: config.state,
         observed: config.observed,
         kept: config.kept,
+        history: config.history,
         lifetimes: Lifetimes {
             watched: Duration::from_secs(24 * 3600),
             unwatched: Duration::from_secs(1),
@@ -134,6 +148,9 @@ pub fn serve(device: OwnedFd, config: ServerConfig) -> Result<Server, ServeError
         .spawn(move || {
             let result = connection.run();
             ending.watches.stop();
+            if let Some(history) = &ending.history {
+                history.finish();
+            }
             watcher.join().map_err(|_| io::Error::other("the watching thread panicked"))?;
             result
         })

@@ -6,13 +6,20 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use stockade_history::Bounds;
 use stockade_policy::config::{Origin, Setting, Settings};
 use stockade_policy::{Config, ConfigError, Mode, Policy, Resolution};
 
 use crate::error::{Code, Failure};
 use crate::resolve::{self, Places, Request};
 use crate::state;
+
+/// What one run keeps at most of what it changes, in bytes.
+const HISTORY_SIZE: u64 = 1_000_000_000;
+/// How long that is kept.
+const HISTORY_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What is asked for on the command line, or by a caller of the library.
 #[derive(Clone, Debug, Default)]
@@ -97,14 +104,6 @@ impl Sources {
         let variable = |name: &str| std::env::var(name).ok();
         let settings =
             config.resolve(default, &profiles, self.options, &variable).map_err(invalid)?;
-        // What isn't there yet must not be taken for something that is.
-        let unsupported = |key: &str, origin: &Origin| {
-            Failure::new(Code::ConfigInvalid, format!("{origin}: `{key}` can't be had yet"))
-                .help(format!("leave out `{key}`"))
-        };
-        if let Some(Setting { value: true, origin }) = &settings.keep_history {
-            return Err(unsupported("keep_history", origin));
-        }
         Ok(Effective { settings, file, writable: self.writable })
     }
 }
@@ -114,6 +113,16 @@ impl Effective {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.settings.mode.as_ref().map_or_else(Mode::default, |mode| mode.value)
+    }
+
+    /// Returns how much history a run keeps and for how long, if it keeps any.
+    #[must_use]
+    pub fn history(&self) -> Option<(Bounds, Duration)> {
+        let settings = &self.settings;
+        let wanted = settings.keep_history.as_ref().is_some_and(|keep| keep.value);
+        let size = settings.history_size.as_ref().map_or(HISTORY_SIZE, |size| size.value);
+        let age = settings.history_age.as_ref().map_or(HISTORY_AGE, |age| age.value);
+        wanted.then_some((Bounds { size }, age))
     }
 
     /// Returns the complete policy of a call in this workspace; `own` are Stockade's own directories.

@@ -24,6 +24,9 @@ pub enum Code {
     ApprovalUnavailable,
     SessionNotFound,
     SessionBusy,
+    FsNotFound,
+    FsStaleVersion,
+    FsIoError,
 }
 
 impl Code {
@@ -43,6 +46,9 @@ impl Code {
             Self::ApprovalUnavailable => "APPROVAL_UNAVAILABLE",
             Self::SessionNotFound => "SESSION_NOT_FOUND",
             Self::SessionBusy => "SESSION_BUSY",
+            Self::FsNotFound => "FS_NOT_FOUND",
+            Self::FsStaleVersion => "FS_STALE_VERSION",
+            Self::FsIoError => "FS_IO_ERROR",
         }
     }
 }
@@ -129,9 +135,11 @@ impl Failure {
             | Code::ApprovalRejected
             | Code::ApprovalUnavailable
             | Code::SessionNotFound
-            | Code::SessionBusy => Ending::Refused,
+            | Code::SessionBusy
+            | Code::FsNotFound
+            | Code::FsStaleVersion => Ending::Refused,
             Code::ApprovalCanceled => Ending::Canceled,
-            Code::RunnerFailed | Code::MountFailed => Ending::RunnerFailed,
+            Code::RunnerFailed | Code::MountFailed | Code::FsIoError => Ending::RunnerFailed,
         };
         RunOutcome { ending, exit_code: None, signal: None }
     }

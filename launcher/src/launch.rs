@@ -12,11 +12,12 @@ use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
-use stockade_fusefs::{Owner, Server, ServerConfig};
+use stockade_fusefs::{HistoryConfig, Owner, Server, ServerConfig};
+use stockade_history::Bounds;
 use stockade_observe::{
     Ending, OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time,
 };
@@ -24,6 +25,7 @@ use stockade_observe::{
 use crate::error::{Code, Failure};
 use crate::namespace::{Confine, Namespace, NamespaceError, Program, Region, Setup, Step};
 use crate::plan::{Kind, Plan};
+use crate::resolve::Places;
 use crate::result::RunResult;
 use crate::spec::{self, Spec};
 use crate::supervise::{Supervisor, conclude, wait_for_servers};
@@ -74,6 +76,8 @@ pub struct Context {
     pub ignored: SignalSet,
     /// Signals that the command starts with as blocked.
     pub blocked: SignalSet,
+    /// What to keep of what is changed, if anything.
+    pub history: Option<Bounds>,
     /// Where signals for the command arrive; [`forwarded`] are blocked in every thread then.
     pub signals: Option<SignalFd>,
     /// How long the command may take.
@@ -185,9 +189,19 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
         Err(error) => return Ended::failed(namespace_failure(error), Some(recorder)),
     };
     let mut servers = Vec::new();
-    for ((path, source), device) in plan.regions.iter().zip(sources).zip(devices) {
+    let temporary = Places::of_this_machine(Vec::new()).temporary;
+    for (number, ((path, source), device)) in
+        plan.regions.iter().zip(sources).zip(devices).enumerate()
+    {
         let kept = context.session_directory.join("kept").join(&context.run);
-        match serve(plan, path.clone(), source, device, &recorder, kept) {
+        let keeps = plan.policy.root.starts_with(path) || !is_temporary(path, &temporary);
+        let history = context.history.filter(|_| keeps).map(|bounds| HistoryConfig {
+            directory: history_directory(&context.session_directory, &context.run)
+                .join(number.to_string()),
+            source: path.clone(),
+            bounds,
+        });
+        match serve(plan, path.clone(), source, device, &recorder, (kept, history)) {
             Ok(server) => servers.push(server),
             Err(failure) => return Ended::failed(failure, Some(recorder)),
         }
@@ -334,7 +348,7 @@ fn serve(
     source: OwnedFd,
     device: OwnedFd,
     recorder: &Recorder,
-    kept: PathBuf,
+    (kept, history): (PathBuf, Option<HistoryConfig>),
 ) -> Result<Server, Failure> {
     let config = ServerConfig {
         rules: plan.rules.clone(),
@@ -347,11 +361,23 @@ fn serve(
         state: crate::state::staged_directory(),
         observed: recorder.observed(),
         kept: Some(kept),
+        history,
         threads: 0,
     };
     stockade_fusefs::serve(device, config).map_err(|error| {
         Failure::new(Code::MountFailed, "the file system can't be served").because(error)
     })
+}
+
+/// Returns where a run's histories are.
+#[must_use]
+pub fn history_directory(session: &Path, run: &str) -> PathBuf {
+    session.join("history").join(run)
+}
+
+/// Tells whether a directory is one for temporary files, of which no history is kept.
+fn is_temporary(path: &Path, temporary: &[PathBuf]) -> bool {
+    temporary.iter().any(|one| std::fs::canonicalize(one).is_ok_and(|one| one == path))
 }
 
 fn namespace_failure(error: NamespaceError) -> Failure {

@@ -87,6 +87,9 @@ impl Fs {
             noted = self.truncation(&node, handle, change.size, &before)?;
             self.make_sole(&node, &before, &who)
         });
+        if allowed.is_ok() {
+            self.keeps_inode(&node, change.size.is_some());
+        }
         // By now the node may stand for a fresh inode.
         let pin = self.table.pin(&node)?;
         let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
@@ -120,6 +123,7 @@ impl Fs {
             })?;
         }
         let stat = host::stat_fd(pin.as_fd())?;
+        self.keeps_left(pin.as_fd());
         // Who was let change the content knows what it is now; who changed attributes knows what was known before.
         if change.size.is_some_and(|size| size != before.size) {
             self.saw(&node, stat.version());

@@ -34,6 +34,7 @@ impl Fs {
         self.watches.ensure(&parent, &dir);
         let path = self.path_at(&parent, name);
         let name = host::component(name)?;
+        self.keeps_directory(&parent);
         Ok(Place { _naming: Naming::within(&parent), dir, name, path, parent })
     }
 
@@ -53,6 +54,7 @@ impl Fs {
             .and_then(|()| self.found(place));
         if let Ok(entry) = &result {
             describe(&mut event, entry);
+            self.keeps_made(&place.parent, &place.dir, &place.name, entry.pending.node.key());
         }
         self.audited(event, result)
     }
@@ -150,7 +152,11 @@ impl Fs {
             .and_then(|()| {
                 let pin = self.table.pin(&node)?;
                 before = host::stat_fd(pin.as_fd()).ok();
-                self.self_fd.link(pin.as_fd(), place.dir.as_fd(), &place.name)
+                let key = Some(node.key());
+                let turn = self.keeps_entry(&place.parent, &place.dir, &place.name, key, false);
+                let linked = self.self_fd.link(pin.as_fd(), place.dir.as_fd(), &place.name);
+                self.keeps_turn(turn, linked.is_ok());
+                linked
             })
             .and_then(|()| self.found(&place));
         if let Ok(entry) = &result {
@@ -255,6 +261,7 @@ impl Fs {
             };
             self.saw(&entry.pending.node, stat.version());
             if !staged {
+                self.keeps_made(&place.parent, &place.dir, &place.name, entry.pending.node.key());
                 entry.pending.node.opens.fetch_add(1, Ordering::AcqRel);
             }
             let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);

@@ -137,6 +137,7 @@ impl Fs {
         let name = node.name().ok_or(FsError::Stale)?;
         let component = host::component(&name.name)?;
         let dir = self.inside(&name.parent)?;
+        self.keeps_directory(&name.parent);
         let pin = self.table.pin(node)?;
         let stat = host::stat_fd(pin.as_fd())?;
         let old = self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK)?;
@@ -168,10 +169,16 @@ impl Fs {
         if (found.dev, found.ino) != (stat.dev, stat.ino) {
             return Err(FsError::Stale);
         }
-        rustix::fs::renameat(&*dir, &staged, &*dir, &component)?;
-        named.there = false;
         let fresh_stat = host::stat_fd(fresh.as_fd())?;
         let key = host::key_of(fresh.as_fd(), &fresh_stat);
+        self.keeps_shared(&name, &pin, node.key());
+        self.keeps_staged(&fresh);
+        let turn = self.keeps_entry(&name.parent, &dir, &component, Some(key), false);
+        let renamed = rustix::fs::renameat(&*dir, &staged, &*dir, &component);
+        self.keeps_turn(turn, renamed.is_ok());
+        renamed?;
+        named.there = false;
+        let fresh_stat = host::stat_fd(fresh.as_fd())?;
         let fresh_pin = host::pin_at(dir.as_fd(), &component)?;
         let others = self.table.rebind(node, fresh_pin, key, &name);
         self.watches.later(others);

@@ -57,6 +57,9 @@ impl Fs {
             }
         }
         let mut stat = host::stat_fd(pin.as_fd())?;
+        if stat.nlink > 0 && self.keeps_link(node) {
+            stat.nlink -= 1;
+        }
         if stat.nlink > 0 && !self.relocate(node, pin)? {
             stat.nlink -= 1;
         }

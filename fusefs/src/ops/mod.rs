@@ -5,6 +5,7 @@ mod create;
 mod dir;
 mod fresh;
 mod guard;
+mod history;
 mod hold;
 mod inside;
 mod io;

@@ -82,6 +82,9 @@ impl Fs {
                 None
             };
             let counted = staged.is_some();
+            if writes && !counted {
+                self.keeps_inode(&node, true);
+            }
             let fd = if staged.is_some() {
                 staged
             } else if writes || !self.passthrough.load(Ordering::Relaxed) {
@@ -257,7 +260,9 @@ impl Fs {
             bytes_written: AtomicU64::new(0),
             operations: AtomicU64::new(0),
         })));
-        Opened { handle, data, flush: staged }
+        // What it was left as is told at once then, not when the kernel comes to it.
+        let told = writable && self.history.is_some();
+        Opened { handle, data, flush: staged || told }
     }
 
     /// Chooses how an open file's data flows when the kernel can pass it through; registers the file at first.
@@ -349,6 +354,7 @@ impl Fs {
         if file.node.opens.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.settle(file);
         }
+        self.keeps_closed(file);
         if file.exec {
             file.node.running.fetch_sub(1, Ordering::AcqRel);
         }

@@ -64,7 +64,10 @@ impl Fs {
                 _lock = self.lock_names(&dir);
                 self.still_there(&dir, &component, expected)?;
             }
-            Ok(rustix::fs::unlinkat(&*dir, &component, flags)?)
+            let turn = self.keeps_entry(&parent, &dir, &component, None, true);
+            let removed = rustix::fs::unlinkat(&*dir, &component, flags);
+            self.keeps_turn(turn, removed.is_ok());
+            Ok(removed?)
         });
         if result.is_err() {
             self.watches.filled(&parent, name);

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
-use stockade_observe::{Event, Op};
+use stockade_observe::{Event, Key, Op};
 use stockade_policy::{EntryKind, Guard};
 
 use super::guard::Noted;
-use crate::error::FsResult;
+use super::history::Turn;
+use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Fs, allowed, entry_kind};
 use crate::host::{self, Stat};
 use crate::node::{Naming, Node};
@@ -130,18 +131,45 @@ impl Fs {
         if !exchange {
             self.watches.removing(&from.parent, from.name);
         }
-        let mut noted = None;
-        if exchange || flags.contains(RenameFlags::NOREPLACE) || from.is(to) {
+        let turns = self.keeps_move(from, to, exchange);
+        let moved = if exchange || flags.contains(RenameFlags::NOREPLACE) || from.is(to) {
             // Nothing is lost.
-            rustix::fs::renameat_with(&*from.dir, &from.component, &*to.dir, &to.component, flags)?;
+            let rename = rustix::fs::renameat_with(
+                &*from.dir,
+                &from.component,
+                &*to.dir,
+                &to.component,
+                flags,
+            );
+            rename.map(|()| None).map_err(FsError::from)
         } else {
-            noted = self.replace(from, to, flags)?;
+            self.replace(from, to, flags)
+        };
+        for turn in turns {
+            self.keeps_turn(turn, moved.is_ok());
         }
+        let noted = moved?;
         if !exchange && let Some(node) = to.node() {
             // It is displaced: what was staged for it has no name any more.
             self.orphan(node);
         }
         Ok(noted)
+    }
+
+    /// Keeps what both ends lead to before they lead elsewhere.
+    fn keeps_move(&self, from: &End<'_>, to: &End<'_>, exchange: bool) -> [Option<Turn>; 2] {
+        if self.history.is_none() || from.is(to) {
+            return [None, None];
+        }
+        let there = |end: &End<'_>| {
+            let stat = host::stat_at(end.dir.as_fd(), &end.component).ok()?;
+            let generation = host::generation(end.dir.as_fd(), &end.component);
+            Some(Key { dev: stat.dev, ino: stat.ino, generation })
+        };
+        let (moving, other) = (there(from), there(to).filter(|_| exchange));
+        let arrives = self.keeps_entry(&to.parent, &to.dir, &to.component, moving, !exchange);
+        let leaves = self.keeps_entry(&from.parent, &from.dir, &from.component, other, false);
+        [leaves, arrives]
     }
 
     /// Moves an entry to a name, over what may stand there.

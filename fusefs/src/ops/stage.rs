@@ -159,6 +159,7 @@ impl Fs {
     ) {
         place.parent.born.fetch_max(stat.ctime.nanos(), Ordering::AcqRel);
         node.opens.fetch_add(1, Ordering::AcqRel);
+        self.keeps_born(node.key());
         self.overlay.insert(place.parent.id, &place.name, node);
         *node.staged.lock() = Some(Staged {
             fd,
@@ -257,6 +258,7 @@ impl Fs {
         let fresh = host::stat_fd(fd.as_fd())?;
         let key = host::key_of(fd.as_fd(), &fresh);
         let base = Base { key: node.key(), pin, stat: *stat };
+        self.keeps_born(key);
         let path = self.self_fd.open_path(fd.as_fd())?;
         self.overlay.insert(place.parent.id, &place.name, node);
         self.table.rebind(node, path, key, &place);
@@ -278,6 +280,8 @@ impl Fs {
         self.show_born(node, stat);
         if stat.nlink == 0 && stat.is_regular() && node.is_named() {
             stat.nlink = 1;
+        } else if stat.nlink > 0 && self.keeps_link(node) && !node.is_named() {
+            stat.nlink -= 1;
         }
     }
 
@@ -305,6 +309,7 @@ impl Fs {
         let ready = {
             let mut slot = file.node.staged.lock();
             let Some(staged) = slot.as_mut() else {
+                self.keeps_closed(&file);
                 let lost = file.node.lost.get().filter(|_| file.staged);
                 return lost.map_or(Ok(()), |error| Err(error.clone()));
             };
@@ -458,8 +463,14 @@ impl Fs {
         name: &CString,
     ) -> FsResult<Put> {
         let enforced = self.guard == Guard::Enforce;
+        let parent = &staged.place.parent;
+        self.keeps_directory(parent);
+        let key = self.keeps_staged(&staged.fd);
         if staged.base.is_none() {
-            match self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), name) {
+            let turn = self.keeps_entry(parent, dir, name, key, false);
+            let linked = self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), name);
+            self.keeps_turn(turn, linked.is_ok());
+            match linked {
                 Ok(()) => {
                     fail::reached(Point::Created);
                     return Ok(Put::Clean);
@@ -490,9 +501,11 @@ impl Fs {
         // The exchange itself moves the change time of what it displaces, so that is looked at before.
         let untouched = staged.base.as_ref().is_some_and(Base::is_untouched);
         let rename = |flags| rustix::fs::renameat_with(&**dir, &hidden, &**dir, name, flags);
+        let turn = self.keeps_entry(parent, dir, name, key, true);
         match rename(RenameFlags::EXCHANGE) {
             Ok(()) => {}
             Err(Errno::NOENT) if enforced => {
+                self.keeps_turn(turn, false);
                 return Ok(Put::Refused { found: None, kept: self.keep(&staged.fd, path) });
             }
             Err(errno @ (Errno::NOENT | Errno::INVAL | Errno::NOSYS)) => {
@@ -502,16 +515,22 @@ impl Fs {
                 } else {
                     RenameFlags::empty()
                 };
-                rename(flags)?;
+                let renamed = rename(flags);
+                self.keeps_turn(turn, renamed.is_ok());
+                renamed?;
                 away.there = false;
                 return Ok(Put::Clean);
             }
-            Err(errno) => return Err(errno.into()),
+            Err(errno) => {
+                self.keeps_turn(turn, false);
+                return Err(errno.into());
+            }
         }
         fail::reached(Point::Exchanged);
         let displaced = host::stat_at(dir.as_fd(), &hidden)?;
         let expected = untouched
             && staged.base.as_ref().is_some_and(|base| same_content(&displaced, &base.stat));
+        self.keeps_turn(turn, expected || !enforced);
         if expected {
             drop(away);
             fail::reached(Point::Cleared);

@@ -59,6 +59,7 @@ impl Fs {
         let result = self.may_write(&node).and_then(|()| {
             let pin = self.sole_pin(&node, held?, &who)?;
             before = host::stat_fd(pin.as_fd()).ok();
+            self.keeps_inode(&node, false);
             let link = host::magic_link(pin.as_fd());
             let flags = XattrFlags::from_bits_retain(flags);
             let set = || rustix::fs::setxattr(&link, name, value, flags);
@@ -74,6 +75,7 @@ impl Fs {
             }?)
         });
         if let (Ok(()), Some(before)) = (&result, before) {
+            self.keeps_node_left(&node);
             self.touched(&node, &before);
         }
         self.audited(event, result)
@@ -88,9 +90,11 @@ impl Fs {
         let result = self.may_write(&node).and_then(|()| {
             let pin = self.sole_pin(&node, held?, &who)?;
             before = host::stat_fd(pin.as_fd()).ok();
+            self.keeps_inode(&node, false);
             Ok(rustix::fs::removexattr(host::magic_link(pin.as_fd()), name)?)
         });
         if let (Ok(()), Some(before)) = (&result, before) {
+            self.keeps_node_left(&node);
             self.touched(&node, &before);
         }
         self.audited(event, result)

@@ -2,13 +2,16 @@
 
 mod completions;
 mod config;
+mod diff;
 mod doctor;
+mod history;
 mod log;
 mod mount;
 mod policy_args;
 mod run;
 mod session;
 mod top;
+mod undo;
 mod why;
 
 use std::process::ExitCode;
@@ -34,6 +37,8 @@ enum Command {
     Umount(mount::UmountArgs),
     Session(session::Args),
     Log(Box<log::Args>),
+    Diff(diff::Args),
+    Undo(undo::Args),
     Top(top::Args),
     Why(Box<why::Args>),
     Config(config::Args),
@@ -66,6 +71,8 @@ pub fn main() -> ExitCode {
         Command::Umount(args) => mount::umount(&args),
         Command::Session(args) => session::run(&args),
         Command::Log(args) => log::run(&args),
+        Command::Diff(args) => diff::run(&args),
+        Command::Undo(args) => undo::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Config(args) => config::run(&args),

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode as FileMode, OFlags};
-use stockade_fusefs::{Owner, Server, ServerConfig};
+use stockade_fusefs::{HistoryConfig, Owner, Server, ServerConfig};
+use stockade_history::Bounds;
 use stockade_observe::{OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time};
 use stockade_policy::{Mode, Policy, Rules};
 
 use crate::cli::policy_args::PolicyArgs;
 use crate::cli::{complain, report};
 use crate::error::{Code, Failure};
+use crate::launch::history_directory;
 use crate::resolve::{self, Places};
 use crate::session::{self, OpenRun, Session, Wanted};
 use crate::sys::{self, SignalFd, SignalSet};
@@ -137,8 +139,14 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
         FileMode::empty(),
     )
     .map_err(|error| system(&format!("can't serve `{}`", source_path.display()))(error.into()))?;
-    let (run, policy) = begin(args, &mountpoint)?;
-    let served = serve_run(args, &source_path, source, &mountpoint, &run, policy, ready);
+    let (run, policy, bounds) = begin(args, &mountpoint)?;
+    let history = bounds.map(|bounds| HistoryConfig {
+        directory: history_directory(run.session().directory(), run.id()).join("0"),
+        source: source_path.clone(),
+        bounds,
+    });
+    let served =
+        serve_run(args, (&source_path, source), &mountpoint, &run, (policy, history), ready);
     let outcome = match &served {
         Ok(()) => RunOutcome::exited(0),
         Err(failure) => failure.outcome(),
@@ -149,11 +157,10 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
 
 fn serve_run(
     args: &Args,
-    source_path: &Path,
-    source: OwnedFd,
+    (source_path, source): (&Path, OwnedFd),
     mountpoint: &Path,
     run: &OpenRun,
-    policy: Policy,
+    (policy, history): (Policy, Option<HistoryConfig>),
     ready: impl FnOnce(),
 ) -> Result<(), Failure> {
     let rules = Rules::compile(&policy).map_err(|error| {
@@ -174,6 +181,7 @@ fn serve_run(
         state: state::staged_directory(),
         observed: recorder.observed(),
         kept: Some(run.session().directory().join("kept").join(run.id())),
+        history,
         owner,
         threads: 0,
     };
@@ -196,7 +204,7 @@ fn serve_run(
 }
 
 /// Starts the mount as a run of its session, and resolves its policy.
-fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy), Failure> {
+fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy, Option<Bounds>), Failure> {
     if args.policy.workspace.is_some() {
         return Err(Failure::new(
             Code::PolicyInvalid,
@@ -208,9 +216,13 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy), Failure> {
     let run = new_id()?;
     let effective = args.policy.effective()?;
     let default = effective.mode();
+    let history = effective.history();
     let wanted = Wanted { run: &run, argv: &argv, terminal: false, default };
     let state = state::directory()?;
     state::create(&state)?;
+    if let Some((_, age)) = history {
+        stockade_history::prune(&state, age);
+    }
     let run = match &args.session {
         Some(session) => {
             let session = Session::open(&state, session)?;
@@ -223,7 +235,7 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy), Failure> {
     request.mode = (run.resolution().mode, run.resolution().source);
     request.session = Some(run.session().id().to_owned());
     match resolve::resolve(&request, &Places { temporary: Vec::new(), own: Vec::new() }) {
-        Ok(policy) => Ok((run, policy)),
+        Ok(policy) => Ok((run, policy, history.map(|(bounds, _)| bounds))),
         Err(failure) => {
             run.finish(&failure.outcome())?;
             Err(failure)

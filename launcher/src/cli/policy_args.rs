@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stockade_policy::config::{Origin, Setting, Settings};
+use stockade_policy::config::{Origin, Setting, Settings, parse_size};
 use stockade_policy::{Guard, Hardlinks, Mode, Network, ObserveLevel, Publish};
 
 use crate::config::{Effective, Sources};
@@ -53,6 +53,15 @@ pub struct PolicyArgs {
     /// How much of the reading and writing is recorded. [default: open]
     #[arg(long, value_enum, value_name = "LEVEL")]
     observe: Option<ObserveArg>,
+    /// Keep what is changed, so that `stockade diff` shows it and `stockade undo` puts it back.
+    #[arg(long)]
+    keep_history: bool,
+    /// How much of it to keep at most. [default: 1 GB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    history_size: Option<u64>,
+    /// For how long. [default: 30d]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    history_age: Option<Duration>,
     /// Add the settings of a profile, shipped or of the configuration.
     #[arg(long, value_name = "NAME")]
     profile: Vec<String>,
@@ -150,6 +159,9 @@ impl PolicyArgs {
             publish: self.publish.map(|publish| option("--publish", publish.into())),
             publish_direct: list("--publish-direct", &self.publish_direct),
             durable: self.durable.then(|| option("--durable", true)),
+            keep_history: self.keep_history.then(|| option("--keep-history", true)),
+            history_size: self.history_size.map(|size| option("--history-size", size)),
+            history_age: self.history_age.map(|age| option("--history-age", age)),
             network: self.network.map(|network| option("--network", network.into())),
             hardlinks: self.hardlinks.map(|links| option("--hardlinks", links.into())),
             observe: self.observe.map(|level| option("--observe", level.into())),
@@ -219,6 +231,11 @@ impl From<ObserveArg> for ObserveLevel {
             ObserveArg::Full => Self::Full,
         }
     }
+}
+
+/// Reads a size: a number with `B`, `kB`, `MB`, `GiB` and the like behind it; bytes without.
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).ok_or_else(|| format!("`{text}` is not a size (such as 500MB or 2GiB)"))
 }
 
 /// Reads a duration: a number with `ms`, `s`, `m`, `h` or `d` behind it; seconds without.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ApprovalPolicy, Guard, Hardlinks, Mode, Network, ObserveLevel, Policy, Publish};
 
 pub use expand::{Unset, expand};
-pub use read::{parse_duration, show_duration};
+pub use read::{parse_duration, parse_size, show_duration};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +100,8 @@ pub struct Settings {
     pub backend: Option<Setting<Backend>>,
     pub durable: Option<Setting<bool>>,
     pub keep_history: Option<Setting<bool>>,
+    pub history_size: Option<Setting<u64>>,
+    pub history_age: Option<Setting<Duration>>,
     pub require_full: Option<Setting<bool>>,
     pub timeout: Option<Setting<Duration>>,
     pub approver: Option<Setting<Vec<String>>>,
@@ -115,7 +117,7 @@ pub struct Settings {
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 21] = [
+    pub const KEYS: [&'static str; 23] = [
         "mode",
         "approval_policy",
         "guard",
@@ -126,6 +128,8 @@ impl Settings {
         "backend",
         "durable",
         "keep_history",
+        "history_size",
+        "history_age",
         "require_full",
         "timeout",
         "approver",
@@ -153,6 +157,8 @@ impl Settings {
             backend: self.backend.or(weaker.backend),
             durable: self.durable.or(weaker.durable),
             keep_history: self.keep_history.or(weaker.keep_history),
+            history_size: self.history_size.or(weaker.history_size),
+            history_age: self.history_age.or(weaker.history_age),
             require_full: self.require_full.or(weaker.require_full),
             timeout: self.timeout.or(weaker.timeout),
             approver: self.approver.or(weaker.approver),
@@ -183,7 +189,14 @@ impl Settings {
         named("durable", self.durable.as_ref(), &mut rows);
         named("keep_history", self.keep_history.as_ref(), &mut rows);
         named("require_full", self.require_full.as_ref(), &mut rows);
-        let durations = [("timeout", &self.timeout), ("approver_timeout", &self.approver_timeout)];
+        if let Some(Setting { value, origin }) = &self.history_size {
+            rows.push(("history_size", format!("\"{value} B\""), origin));
+        }
+        let durations = [
+            ("history_age", &self.history_age),
+            ("timeout", &self.timeout),
+            ("approver_timeout", &self.approver_timeout),
+        ];
         for (key, setting) in durations {
             if let Some(Setting { value, origin }) = setting {
                 rows.push((key, format!("\"{}\"", show_duration(*value)), origin));

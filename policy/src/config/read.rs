@@ -131,6 +131,8 @@ impl Reader<'_> {
                 "backend" => settings.backend = self.word(key, value)?,
                 "durable" => settings.durable = self.flag(key, value)?,
                 "keep_history" => settings.keep_history = self.flag(key, value)?,
+                "history_size" => settings.history_size = self.size(key, value)?,
+                "history_age" => settings.history_age = self.duration(key, value)?,
                 "require_full" => settings.require_full = self.flag(key, value)?,
                 "timeout" => settings.timeout = self.duration(key, value)?,
                 "approver" => settings.approver = self.command(key, value)?,
@@ -188,6 +190,19 @@ impl Reader<'_> {
             Some(duration) => Ok(self.set(duration, value)),
             None => {
                 Err(self.wrong(value, format!("`{key}` takes a duration such as `90s` or `5m`")))
+            }
+        }
+    }
+
+    fn size(
+        &self,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<Option<Setting<u64>>, ConfigError> {
+        match parse_size(self.text(key, value)?) {
+            Some(size) => Ok(self.set(size, value)),
+            None => {
+                Err(self.wrong(value, format!("`{key}` takes a size such as `500 MB` or `2 GiB`")))
             }
         }
     }
@@ -265,6 +280,28 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         _ => return None,
     };
     number.checked_mul(seconds).map(Duration::from_secs)
+}
+
+/// Reads a size: a whole number with `B`, `kB`, `MB`, `GB`, `TB`, `KiB`, `MiB`, `GiB` or `TiB` behind it.
+#[must_use]
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let number: u64 = number.parse().ok()?;
+    let (base, power): (u64, u32) = match unit.trim() {
+        "" | "B" => (1, 1),
+        "kB" => (1000, 1),
+        "MB" => (1000, 2),
+        "GB" => (1000, 3),
+        "TB" => (1000, 4),
+        "KiB" => (1024, 1),
+        "MiB" => (1024, 2),
+        "GiB" => (1024, 3),
+        "TiB" => (1024, 4),
+        _ => return None,
+    };
+    number.checked_mul(base.checked_pow(power)?)
 }
 
 /// Writes a duration as [`parse_duration`] reads it.

@@ -65,6 +65,7 @@ fn a_wrong_value_is_refused_with_its_line() {
         ),
         ("deny_read = [\"\"]", "config.toml:1: `deny_read` holds an empty string"),
         ("keep_history = \"yes\"", "config.toml:1: `keep_history` takes true or false"),
+        ("history_size = \"5 miles\"", "config.toml:1: `history_size` takes a size"),
         ("timeout = \"5 parsecs\"", "config.toml:1: `timeout` takes a duration"),
         ("approver = []", "config.toml:1: `approver` needs a program"),
         ("profile = 1", "config.toml:1: `profile` takes tables"),

@@ -15,6 +15,7 @@ mod exit_status;
 mod guard;
 mod hardlinks;
 mod harness;
+mod history;
 mod leftovers;
 mod log;
 mod moved;

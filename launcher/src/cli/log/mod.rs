@@ -2,7 +2,7 @@
 
 mod events;
 mod export;
-mod output;
+pub(in crate::cli) mod output;
 mod report;
 mod summary;
 mod tree;

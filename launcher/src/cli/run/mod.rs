@@ -20,7 +20,7 @@ use crate::cli::{complain, show};
 use crate::config::{Effective, own_directories};
 use crate::error::{Code, Failure};
 use crate::launch::{self, Context};
-use crate::plan::{self, Facts, Plan};
+use crate::plan::{self, Facts, Kind, Plan};
 use crate::resolve;
 use crate::result::{self, RunResult};
 use crate::session::{self, OpenRun, Session, Wanted};
@@ -310,6 +310,9 @@ fn attempt(
         }
     };
     announce(&plan, call, args.quiet, args.verbose);
+    if let Some((_, age)) = effective.history() {
+        stockade_history::prune(&state, age);
+    }
     let prepared = context(&args, &effective, call, &run, blocked)
         .and_then(|context| Ok((context, Status::new(args.status_fd, &call.session)?)));
     let (context, mut status) = match prepared {
@@ -317,6 +320,10 @@ fn attempt(
         Err(failure) => return Err(give_up(run, failure)),
     };
     let result = launch::run(&plan, context, &mut status);
+    if effective.history().is_some() {
+        let directory = run.session().directory();
+        note::history(&launch::history_directory(directory, run.id()), args.quiet);
+    }
     finish(run, &result.outcome);
     Ok(Some(result))
 }
@@ -372,6 +379,12 @@ fn plan(
     let wanted: Vec<_> = args.socket.iter().cloned().chain(listed).collect();
     facts.machine.allowed = sockets(&wanted, &policy)?;
     let plan = Plan::new(policy, call.argv.clone(), call.cwd.clone(), &facts)?;
+    if effective.history().is_some() && plan.kind == Kind::Runner {
+        let what = "no history can be kept where nothing can be mounted";
+        return Err(Failure::new(Code::SandboxUnavailable, what)
+            .help("run without --keep-history (or `keep_history` in the configuration)")
+            .help("`stockade doctor` says what is missing"));
+    }
     let full = effective.settings.require_full.as_ref().is_some_and(|full| full.value);
     if (args.require_full || full) && !plan.enforcement.gaps().is_empty() {
         let gaps: Vec<_> = plan.enforcement.gaps().iter().map(|gap| gap.as_str()).collect();
@@ -468,6 +481,7 @@ fn context(
         ignored: sys::inherited_ignored(),
         blocked,
         signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
+        history: effective.history().map(|(bounds, _)| bounds),
         timeout: args.timeout.or(effective.settings.timeout.as_ref().map(|timeout| timeout.value)),
     })
 }

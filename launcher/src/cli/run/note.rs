@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use stockade_history::History;
 use stockade_observe::{ConflictRow, DenialRow, Ending, Op};
 use stockade_policy::text::{sanitise, sanitise_bytes, shorten, show_command};
 use stockade_policy::{Access, Denial, Mode, Policy, Rule, Rules, help_for};
@@ -38,6 +39,30 @@ pub(super) fn finish(
         let _status = report(&Failure::new(Code::RunnerFailed, what).because(error));
     }
     Ok(ExitCode::from(result.exit_status()))
+}
+
+/// Says what couldn't be kept of what the run changed.
+pub(super) fn history(directory: &Path, quiet: bool) {
+    let histories = match History::open(directory) {
+        Ok(histories) => histories,
+        Err(error) => return complain(&format!("stockade: no history was kept: {error}")),
+    };
+    let gaps: Vec<_> = histories
+        .iter()
+        .flat_map(|history| history.gaps.iter().map(|(path, why)| (history.shown(path), why)))
+        .collect();
+    if !gaps.is_empty() && !quiet {
+        complain(&format!(
+            "stockade: the history lacks {} paths, so the run can't be undone:",
+            gaps.len()
+        ));
+        for (path, why) in gaps.iter().take(NAMED) {
+            complain(&format!("  {}: {why}", shown(path)));
+        }
+    }
+    if histories.iter().any(|history| !history.sealed) {
+        complain("stockade: the history isn't whole: it couldn't be written to its end");
+    }
 }
 
 /// How many refused paths the note names.
