@@ -59,6 +59,10 @@ pub enum Gap {
     StrayProcesses,
     /// Stockade's own files can be read.
     OwnState,
+    /// Terminals other than the command's can be written and read, where the caller may.
+    OtherTerminals,
+    /// Limits and priorities of the caller's processes outside can be changed.
+    OtherProcesses,
 }
 
 impl Gap {
@@ -85,6 +89,8 @@ impl Gap {
             Self::SharedMemory => "shared-memory",
             Self::StrayProcesses => "stray-processes",
             Self::OwnState => "own-state",
+            Self::OtherTerminals => "other-terminals",
+            Self::OtherProcesses => "other-processes",
         }
     }
 }

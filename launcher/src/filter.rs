@@ -2,6 +2,7 @@
 //!
 //! - `ioctl(TIOCSTI)` and `ioctl(TIOCLINUX)`, which push input into the terminal that the launcher shares with its
 //!   caller, fail with `EPERM`.
+//! - `add_key`, `request_key` and `keyctl` do too: a user's keyrings are the same everywhere.
 //! - With [`Sockets::Guarded`], `connect` waits for the helper, which makes the connection itself, so that no Unix socket
 //!   of the host's is reached by its path ([`crate::connect`]). Datagram sockets of that family, which need no
 //!   `connect`, can't be made (`EACCES`), and `io_uring`, whose operations no filter sees, isn't there (`ENOSYS`).
@@ -45,21 +46,46 @@ struct Numbers {
     socket: u32,
     socketpair: u32,
     connect: u32,
+    keys: [u32; 3],
     socketcall: Option<u32>,
 }
 
 #[cfg(target_arch = "x86_64")]
-const NATIVE: Numbers =
-    Numbers { ioctl: 16, socket: 41, socketpair: 53, connect: 42, socketcall: None };
+const NATIVE: Numbers = Numbers {
+    ioctl: 16,
+    socket: 41,
+    socketpair: 53,
+    connect: 42,
+    keys: [248, 249, 250],
+    socketcall: None,
+};
 #[cfg(target_arch = "aarch64")]
-const NATIVE: Numbers =
-    Numbers { ioctl: 29, socket: 198, socketpair: 199, connect: 203, socketcall: None };
+const NATIVE: Numbers = Numbers {
+    ioctl: 29,
+    socket: 198,
+    socketpair: 199,
+    connect: 203,
+    keys: [217, 218, 219],
+    socketcall: None,
+};
 #[cfg(target_arch = "x86_64")]
-const COMPATIBLE: Numbers =
-    Numbers { ioctl: 54, socket: 359, socketpair: 360, connect: 362, socketcall: Some(102) };
+const COMPATIBLE: Numbers = Numbers {
+    ioctl: 54,
+    socket: 359,
+    socketpair: 360,
+    connect: 362,
+    keys: [286, 287, 288],
+    socketcall: Some(102),
+};
 #[cfg(target_arch = "aarch64")]
-const COMPATIBLE: Numbers =
-    Numbers { ioctl: 54, socket: 281, socketpair: 288, connect: 283, socketcall: Some(102) };
+const COMPATIBLE: Numbers = Numbers {
+    ioctl: 54,
+    socket: 281,
+    socketpair: 288,
+    connect: 283,
+    keys: [309, 310, 311],
+    socketcall: Some(102),
+};
 
 /// The same number on every architecture.
 const IO_URING_SETUP: u32 = 425;
@@ -117,6 +143,9 @@ fn rule(program: &mut Vec<Instruction>, number: u32, tests: &[Test<'_>], verdict
 fn rules(numbers: &Numbers, sockets: Sockets) -> Vec<Instruction> {
     let mut program = vec![(LOAD, 0, 0, NUMBER)];
     rule(&mut program, numbers.ioctl, &[(1, u32::MAX, &[TIOCSTI, TIOCLINUX])], refuse(EPERM));
+    for key in numbers.keys {
+        rule(&mut program, key, &[], refuse(EPERM));
+    }
     if sockets == Sockets::Guarded {
         let datagram: [Test<'_>; 2] = [(0, u32::MAX, &[AF_UNIX]), (1, TYPE, &DATAGRAM)];
         rule(&mut program, numbers.connect, &[], ASK);
@@ -189,6 +218,9 @@ mod tests {
             (both, AUDIT_ARCH, NATIVE.ioctl, [0, 0x5401], ALLOW),
             (both, AUDIT_ARCH, NATIVE.ioctl | X32, [0, TIOCSTI], refuse(ENOSYS)),
             (both, AUDIT_ARCH, X32 | 1, [0, 0], refuse(ENOSYS)),
+            (both, AUDIT_ARCH, NATIVE.keys[0], [0, 0], refuse(EPERM)),
+            (both, AUDIT_ARCH, NATIVE.keys[2], [0, 0], refuse(EPERM)),
+            (both, AUDIT_ARCH_32, COMPATIBLE.keys[1], [0, 0], refuse(EPERM)),
             (both, AUDIT_ARCH_32, COMPATIBLE.ioctl, [0, TIOCSTI], refuse(EPERM)),
             (both, AUDIT_ARCH_32, COMPATIBLE.ioctl, [0, 0x5413], ALLOW),
             (both, AUDIT_ARCH_32, 1, [0, TIOCSTI], ALLOW),

@@ -198,6 +198,7 @@ struct Command {
     ignored: SignalSet,
     blocked: SignalSet,
     filter: Option<Filter>,
+    keeps_cores: bool,
     guarded: bool,
     scoped: bool,
     keep: Vec<i32>,
@@ -228,6 +229,7 @@ impl Command {
                 let sockets = if spec.guarded { Sockets::Guarded } else { Sockets::Open };
                 Filter::new(&filter::program(sockets))
             }),
+            keeps_cores: spec.confined && crate::restrict::cores_leave(),
             guarded: spec.guarded,
             scoped: spec.scoped,
             keep: spec.keep,
@@ -249,6 +251,11 @@ impl Command {
         }
         if self.filter.is_some()
             && let Err(errno) = crate::restrict::drop_capabilities()
+        {
+            return Start::Restrict(errno);
+        }
+        if self.keeps_cores
+            && let Err(errno) = crate::restrict::keep_cores()
         {
             return Start::Restrict(errno);
         }

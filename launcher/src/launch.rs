@@ -280,6 +280,12 @@ fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
             read_only: plan.confined(),
             hidden: c_strings(&plan.hidden).map_err(runner("can't build a command line"))?,
             no_network: plan.policy.network == stockade_policy::Network::None,
+            terminal: plan
+                .terminal
+                .as_ref()
+                .map(|path| spec::c_string(path.as_os_str()))
+                .transpose()
+                .map_err(runner("can't build a command line"))?,
         }),
         Kind::Bubblewrap | Kind::Runner | Kind::Custom => None,
     };

@@ -33,6 +33,19 @@ use crate::sys::{self, CStringArray, Child};
 /// The device that FUSE mounts are made from.
 pub const DEVICE: &CStr = c"/dev/fuse";
 
+/// What in `/proc` is the machine's and can be written: by root, or by everybody.
+pub const MACHINE_WIDE: [&CStr; 9] = [
+    c"/proc/sys",
+    c"/proc/sysrq-trigger",
+    c"/proc/fs",
+    c"/proc/driver",
+    c"/proc/acpi",
+    c"/proc/scsi",
+    c"/proc/asound",
+    c"/proc/mtrr",
+    c"/proc/pressure",
+];
+
 /// How long the child may take for its few system calls; a directory on a dead network file system takes for ever.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -205,6 +218,8 @@ pub struct Confine {
     pub hidden: Vec<CString>,
     /// Leaves the host's network.
     pub no_network: bool,
+    /// The caller's terminal.
+    pub terminal: Option<CString>,
 }
 
 /// Everything that the child needs, prepared before the fork.
@@ -388,12 +403,29 @@ impl Confine {
         sys::read_only_below(c"/").map_err(at(Step::ReadOnly))?;
         rustix::mount::mount(c"tmpfs", c"/dev/shm", c"tmpfs", QUIET, c"mode=1777")
             .map_err(at(Step::Cover))?;
+        self.own_terminals()?;
         for directory in &self.hidden {
             let flags = QUIET | MountFlags::RDONLY;
             rustix::mount::mount(c"tmpfs", &**directory, c"tmpfs", flags, c"mode=0000")
                 .map_err(at(Step::Cover))?;
         }
         Ok(())
+    }
+
+    /// Puts terminals of the run's own in the place of everybody's. Its caller's keeps one name, by which ttyname(3) finds it.
+    fn own_terminals(&self) -> Result<(), ChildError> {
+        const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NOEXEC);
+        let at = |error: Errno| (Step::Cover, usize::MAX, error);
+        // A container may have neither place.
+        let absent = |error: Errno| if error == Errno::NOENT { Ok(()) } else { Err(at(error)) };
+        if let Some(terminal) = &self.terminal {
+            rustix::mount::mount_bind(&**terminal, c"/dev/console").or_else(absent)?;
+        }
+        let options = c"newinstance,ptmxmode=0666,mode=0620";
+        rustix::mount::mount(c"devpts", c"/dev/pts", c"devpts", FLAGS, options).or_else(absent)?;
+        let quiet = FLAGS | MountFlags::NODEV | MountFlags::RDONLY;
+        rustix::mount::mount(c"tmpfs", c"/dev/mqueue", c"tmpfs", quiet, c"mode=0555")
+            .or_else(absent)
     }
 
     /// Goes on in a child that is process 1 of a namespace; in this process, returns the child's end.
@@ -413,6 +445,13 @@ impl Confine {
             .map_err(at(Step::DieWithParent))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         rustix::mount::mount(c"proc", c"/proc", c"proc", flags, None).map_err(at(Step::Proc))?;
+        for path in MACHINE_WIDE.iter().filter(|_| self.read_only) {
+            match rustix::mount::mount_bind(*path, *path).and_then(|()| sys::read_only_below(path))
+            {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err((Step::Proc, usize::MAX, error)),
+            }
+        }
         Ok(None)
     }
 }

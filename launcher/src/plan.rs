@@ -127,6 +127,8 @@ pub struct Plan {
     pub check: Option<PathBuf>,
     /// Directories that our own namespaces cover.
     pub hidden: Vec<PathBuf>,
+    /// The caller's terminal.
+    pub terminal: Option<PathBuf>,
     /// How much of the policy holds.
     pub enforcement: Enforcement,
     /// The command.
@@ -300,6 +302,7 @@ impl Plan {
                 Kind::Runner => Vec::new(),
             },
             hidden: landlock::hidden(own, &regions),
+            terminal: facts.machine.terminal.clone(),
             sockets: facts.machine.allowed.clone(),
             kind: chosen.kind,
             program: chosen.program,

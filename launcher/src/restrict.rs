@@ -4,6 +4,7 @@
 //! and input pushed into the terminal that the launcher shares with its caller.
 
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 
 use crate::sys::seccomp::Filter;
@@ -64,6 +65,25 @@ pub fn drop_capabilities() -> Result<(), Errno> {
     }
 }
 
+/// Tells whether the kernel hands the memory of a program that crashes to a program outside, which acts on it.
+#[must_use]
+pub fn cores_leave() -> bool {
+    std::fs::read("/proc/sys/kernel/core_pattern").is_ok_and(|pattern| is_handler(&pattern))
+}
+
+fn is_handler(core_pattern: &[u8]) -> bool {
+    matches!(core_pattern.first(), Some(b'|' | b'@'))
+}
+
+/// Keeps crashes inside, for good: with this very limit the kernel starts no handler.
+///
+/// # Errors
+/// The limit can't be set.
+pub fn keep_cores() -> Result<(), Errno> {
+    let limit = Rlimit { current: Some(1), maximum: Some(1) };
+    rustix::process::setrlimit(Resource::Core, limit)
+}
+
 /// Tells whether connections can be looked after here: a filter that asks can be installed, and a process can look at its
 /// children.
 #[must_use]
@@ -88,4 +108,23 @@ fn can_ask_too() -> bool {
         u8::from(tried.is_err())
     });
     tried.and_then(|mut child| child.wait()).is_ok_and(|status| status == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_handler_takes_cores_out() {
+        let rows = [
+            ("core\n", false),
+            ("/var/core.%p", false),
+            ("|/usr/bin/x %p", true),
+            ("@/x", true),
+            ("", false),
+        ];
+        for (pattern, expected) in rows {
+            assert_eq!(is_handler(pattern.as_bytes()), expected, "{pattern}");
+        }
+    }
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use stockade_policy::{Mode, Network, Policy};
 
 use crate::error::{Code, Failure};
+use crate::namespace::MACHINE_WIDE;
 use crate::probe;
 
 /// What a root user's command keeps (contract L12).
@@ -181,6 +182,11 @@ pub fn inside(regions: &[PathBuf], machine: &Machine) -> Vec<PathBuf> {
 fn confine(list: &mut Options, regions: &[PathBuf], machine: &Machine) {
     list.flags(&["--unshare-ipc"]);
     list.paths("--ro-bind", "/", "/").path("--dev", "/dev").path("--proc", "/proc");
+    // What lies in `/proc` and belongs to no process. bubblewrap leaves `/proc/sys` as it is where it runs as root, and there is
+    // the path of a program that the kernel runs outside (`core_pattern`).
+    for path in MACHINE_WIDE.iter().filter_map(|path| path.to_str().ok()) {
+        list.paths("--ro-bind-try", path, path);
+    }
     list.flags(&["--perms", "1777"]).path("--tmpfs", "/dev/shm");
     list.path("--tmpfs", "/run");
     for path in HARMLESS_IN_RUN {

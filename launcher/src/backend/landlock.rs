@@ -91,7 +91,13 @@ pub fn gaps_alone(policy: &Policy, abi: i64) -> Vec<Gap> {
         gaps.push(Gap::Guard);
     }
     gaps.extend(runner::gaps(abi, policy.network == Network::None));
-    gaps.extend([Gap::SharedMemory, Gap::StrayProcesses, Gap::OwnState]);
+    gaps.extend([
+        Gap::SharedMemory,
+        Gap::StrayProcesses,
+        Gap::OwnState,
+        Gap::OtherTerminals,
+        Gap::OtherProcesses,
+    ]);
     if rustix::process::geteuid().is_root() {
         gaps.push(Gap::RawDevices);
     }
