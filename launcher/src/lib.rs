@@ -10,6 +10,7 @@ pub mod connect;
 pub mod enforcement;
 pub mod errno;
 pub mod error;
+pub mod escape;
 pub mod filter;
 pub mod init;
 pub mod launch;

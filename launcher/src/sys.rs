@@ -3,6 +3,7 @@
 //! Everything here is small and says why it is sound; the rest of the crate has no `unsafe`.
 #![expect(unsafe_code, reason = "fork, execve and signal dispositions have no safe wrapper")]
 
+pub mod attempt;
 pub mod seccomp;
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -173,12 +174,12 @@ pub fn leave(status: u8) -> ! {
 /// # Errors
 /// The kernel is older than 5.12, or forbids it.
 pub fn read_only_below(path: &CStr) -> rustix::io::Result<()> {
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    change_below(path, libc::MOUNT_ATTR_RDONLY, 0)
+}
+
+fn change_below(path: &CStr, set: u64, clear: u64) -> rustix::io::Result<()> {
+    let attributes =
+        libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
     // SAFETY: the path is NUL-terminated, the attributes are valid for the size that is passed; both are only read.
     let result = unsafe {
         libc::syscall(

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Failure;
-use crate::{init, runner};
+use crate::{escape, init, runner};
 
 /// Runs programs with their file access confined and recorded.
 #[derive(Debug, Parser)]
@@ -53,7 +53,9 @@ pub const FAILED: u8 = 125;
 /// Runs the command line and returns the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    if let Some(status) = init::main_if_asked().or_else(runner::main_if_asked) {
+    if let Some(status) =
+        init::main_if_asked().or_else(runner::main_if_asked).or_else(escape::main_if_asked)
+    {
         return status;
     }
     let cli = match Cli::try_parse() {

@@ -5,6 +5,7 @@
 
 mod attempts;
 mod backends;
+mod battery;
 mod config;
 mod crash;
 mod danger;
