@@ -19,6 +19,7 @@ mod harness;
 mod history;
 mod leftovers;
 mod log;
+mod messengers;
 mod moved;
 mod otlp;
 mod posix;
