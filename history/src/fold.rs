@@ -44,6 +44,8 @@ pub struct History {
     pub sealed: bool,
     /// When the journal was last written, in nanoseconds.
     pub(crate) written: i64,
+    /// Places that changed and lead again to what they led to at first.
+    steady: HashMap<Place, Option<Id>>,
     /// Other names of files that lost one.
     others: HashMap<Id, Place>,
     /// The changed places that lead to a file now.
@@ -120,6 +122,7 @@ impl History {
             gaps: Vec::new(),
             sealed: false,
             written,
+            steady: HashMap::new(),
             others: HashMap::new(),
             named: HashMap::new(),
             alive: HashSet::new(),
@@ -135,7 +138,16 @@ impl History {
                 history.former.insert(id, place.clone());
             }
         }
-        history.entries.retain(|_, entry| entry.before != entry.after);
+        let (changed, steady) = std::mem::take(&mut history.entries)
+            .into_iter()
+            .partition(|(_, entry)| entry.before != entry.after);
+        history.entries = changed;
+        for (place, Entry { before, .. }) in BTreeMap::<Place, Entry>::into_iter(steady) {
+            if let Some(id) = before {
+                history.others.insert(id, place.clone());
+            }
+            history.steady.insert(place, before);
+        }
         for (place, entry) in &history.entries {
             if let Some(id) = entry.after {
                 history.named.entry(id).or_insert_with(|| place.clone());
@@ -192,10 +204,11 @@ impl History {
     }
 
     /// Returns a name of a file that the run didn't change.
-    fn same_place(&self, id: Id) -> Option<Place> {
+    pub(crate) fn same_place(&self, id: Id) -> Option<Place> {
         let places = [self.others.get(&id), self.files.get(&id).map(|(place, _)| place)];
         let same = |place: &&Place| {
-            place.0 != id && !self.entries.contains_key(*place) && !self.is_gone(place.0)
+            let leads = self.steady.get(*place).is_none_or(|leads| *leads == Some(id));
+            leads && place.0 != id && !self.entries.contains_key(*place) && !self.is_gone(place.0)
         };
         places.into_iter().flatten().find(same).cloned()
     }

@@ -204,7 +204,7 @@ impl Putting<'_, '_> {
             self.steps.push(Step::Made { at: to, directory: false });
             return Ok(());
         }
-        let same = self.work.history.place_now(id).and_then(|place| self.spot(&place).ok());
+        let same = self.work.history.same_place(id).and_then(|place| self.spot(&place).ok());
         if let Some(same) = same {
             rustix::fs::linkat(&*same.dir, &same.name, &*to.dir, &to.name, AtFlags::empty())?;
         } else if let Some((dir, name)) = self.work.elsewhere.get(&id) {
@@ -245,11 +245,11 @@ impl Putting<'_, '_> {
     }
 
     fn contents(&mut self) -> std::result::Result<(), Failed> {
-        for (id, links) in &self.work.rewrite {
+        for id in &self.work.rewrite {
             let (at, spot) = self.found(*id)?;
             let mut rewrite = || {
                 let copied = self.copy_of(*id)?;
-                if *links == 1 {
+                if look(spot.dir.as_fd(), &spot.name)?.links == 1 {
                     rename(&copied, &spot, RenameFlags::EXCHANGE)?;
                     self.steps.push(Step::Swapped { one: copied, other: spot.clone() });
                     return Ok(());
@@ -284,7 +284,8 @@ impl Putting<'_, '_> {
             return Ok((at.map(|(place, _)| self.path(place)).unwrap_or_default(), spot.clone()));
         }
         let missing = || (PathBuf::new(), io::Error::from(io::ErrorKind::NotFound));
-        let place = history.place_now(id).ok_or_else(missing)?;
+        let place = history.same_place(id).or_else(|| history.place_now(id));
+        let place = place.ok_or_else(missing)?;
         let spot = self.spot(&place).map_err(|error| (self.path(&place), error))?;
         Ok((self.path(&place), spot))
     }

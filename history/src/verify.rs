@@ -27,8 +27,8 @@ pub(crate) struct Work<'h> {
     pub detach: Vec<(Place, Id, Seen)>,
     /// Names that are to lead to what they led to.
     pub attach: Vec<(Place, Id)>,
-    /// Files that are there and whose content goes back, and how many names they have.
-    pub rewrite: Vec<(Id, u32)>,
+    /// Files that are there and whose content goes back.
+    pub rewrite: Vec<Id>,
     /// Files whose attributes go back.
     pub attributes: Vec<Id>,
     /// Directories of which only the times go back.
@@ -159,7 +159,7 @@ impl Work<'_> {
                         continue;
                     }
                     if written {
-                        self.rewrite.push((id, seen.links));
+                        self.rewrite.push(id);
                     }
                     if marked {
                         self.attributes.push(id);
@@ -187,7 +187,7 @@ impl Work<'_> {
             if detached.contains(&id) {
                 continue;
             }
-            if let Some(same) = self.history.place_now(id)
+            if let Some(same) = self.history.same_place(id)
                 && let Ok(Some(seen)) = self.tree.look(&same)
                 && self.tree.is(&seen, id)
             {

@@ -121,7 +121,7 @@ impl Fs {
         stat: &Stat,
     ) -> bool {
         let name_bytes = name.as_bytes();
-        if stat.is_regular() && stat.nlink > 1 {
+        if !stat.is_dir() && stat.nlink > 1 {
             // It isn't lost with this name.
             let other =
                 |one: &Name| one.parent.id != parent.id || one.name.as_bytes() != name_bytes;
