@@ -171,6 +171,9 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
         backend: plan.backend().to_owned(),
         started,
     };
+    let devices = namespace.devices().and_then(|devices| namespace.go().map(|()| devices));
+    // The sandbox is being set up from here on, while we get ready to serve it. Its helper runs nothing before it is told
+    // what, and ends if it never is.
     let recorder = match Recorder::start(
         &context.session_directory,
         SessionId(context.session.as_str().into()),
@@ -184,7 +187,7 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
             return Ended::failed(failure, None);
         }
     };
-    let devices = match namespace.devices() {
+    let devices = match devices {
         Ok(devices) => devices,
         Err(error) => return Ended::failed(namespace_failure(error), Some(recorder)),
     };
@@ -213,7 +216,7 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
     if let Err(failure) = sent {
         return Ended::failed(failure, Some(recorder));
     }
-    let child = match namespace.go() {
+    let child = match namespace.gone() {
         Ok(child) => child,
         Err(error) => return Ended::failed(namespace_failure(error), Some(recorder)),
     };

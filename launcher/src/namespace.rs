@@ -301,13 +301,21 @@ impl Namespace {
         }
     }
 
-    /// Lets the child become its program, and waits until it is.
+    /// Lets the child become its program. What that does with the mounts waits until they are served.
+    ///
+    /// # Errors
+    /// The child is gone.
+    pub fn go(&self) -> Result<(), NamespaceError> {
+        rustix::net::send(&self.socket, &[1], SendFlags::NOSIGNAL)
+            .map(|_sent| ())
+            .map_err(|error| self.error(Step::Exec, usize::MAX, error))
+    }
+
+    /// Waits until the child is its program.
     ///
     /// # Errors
     /// The program can't be started.
-    pub fn go(self) -> Result<Child, NamespaceError> {
-        rustix::net::send(&self.socket, &[1], SendFlags::NOSIGNAL)
-            .map_err(|error| self.error(Step::Exec, usize::MAX, error))?;
+    pub fn gone(self) -> Result<Child, NamespaceError> {
         match receive_report(self.socket.as_fd()) {
             // Close-on-exec closed the child's end: it is its program now.
             Ok(None) => Ok(self.child),

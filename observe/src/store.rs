@@ -127,9 +127,15 @@ impl Store {
     /// Says whose log this is, once.
     pub(crate) fn set_session(&self, wanted: &SessionId) -> Result<()> {
         if self.session()?.is_none() {
-            self.conn
-                .execute("INSERT OR IGNORE INTO meta VALUES ('session', ?)", [&*wanted.0])
-                .map_err(Error::sql("enter the log's session"))?;
+            let enter = || {
+                // The first commit would wait for the disk, for the write-ahead log's header. If that is lost with the
+                // power, so is what follows it, and the log is the empty one it was.
+                self.conn.pragma_update(None, "synchronous", "off")?;
+                let sql = "INSERT OR IGNORE INTO meta VALUES ('session', ?)";
+                self.conn.execute(sql, [&*wanted.0])?;
+                self.conn.pragma_update(None, "synchronous", "normal")
+            };
+            enter().map_err(Error::sql("enter the log's session"))?;
         }
         match self.session()? {
             Some(found) if found != *wanted => Err(Error::OtherSession {

@@ -260,7 +260,7 @@ impl Writer {
         }
     }
 
-    /// Closes the run; on return it is on the disk.
+    /// Closes the run.
     pub(crate) fn end_run(
         &mut self,
         outcome: RunOutcome,
@@ -268,7 +268,6 @@ impl Writer {
         summary: Option<&str>,
     ) -> Result<Entry> {
         let conn = &self.store.conn;
-        conn.pragma_update(None, "synchronous", "full").map_err(Error::sql("end the run"))?;
         let mut append = Append::begin(conn).map_err(Error::sql("end the run"))?;
         insert_run_end(&mut append, self.run, outcome, lost, 0, summary)
             .map_err(Error::sql("end the run"))?;
