@@ -8,6 +8,7 @@
 pub mod config;
 mod decision;
 mod entry;
+mod environment;
 mod escalation;
 mod mode;
 mod pattern;
@@ -22,6 +23,7 @@ mod zone;
 pub use config::{Config, ConfigError};
 pub use decision::{Denial, Refusal, Rule};
 pub use entry::EntryKind;
+pub use environment::Withholding;
 pub use escalation::{
     ApprovalAnswer, ApprovalOutcome, ApprovalPolicy, ApprovalRequest, Escalation, EscalationError,
     OutcomeKind, Permit, RefusedBefore, Resolution, Verdict,

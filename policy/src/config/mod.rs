@@ -113,11 +113,13 @@ pub struct Settings {
     pub allow_write: Vec<Setting<String>>,
     pub publish_direct: Vec<Setting<String>>,
     pub sockets: Vec<Setting<String>>,
+    pub withhold_env: Vec<Setting<String>>,
+    pub pass_env: Vec<Setting<String>>,
 }
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 23] = [
+    pub const KEYS: [&'static str; 25] = [
         "mode",
         "approval_policy",
         "guard",
@@ -141,6 +143,8 @@ impl Settings {
         "allow_write",
         "publish_direct",
         "sockets",
+        "withhold_env",
+        "pass_env",
     ];
 
     /// Returns this layer laid over a weaker one: one value replaces another, lists add up, the weaker one's first.
@@ -170,6 +174,8 @@ impl Settings {
             allow_write: joined(weaker.allow_write, self.allow_write),
             publish_direct: joined(weaker.publish_direct, self.publish_direct),
             sockets: joined(weaker.sockets, self.sockets),
+            withhold_env: joined(weaker.withhold_env, self.withhold_env),
+            pass_env: joined(weaker.pass_env, self.pass_env),
         }
     }
 
@@ -211,6 +217,8 @@ impl Settings {
             ("allow_write", &self.allow_write),
             ("publish_direct", &self.publish_direct),
             ("sockets", &self.sockets),
+            ("withhold_env", &self.withhold_env),
+            ("pass_env", &self.pass_env),
         ] {
             for setting in list {
                 named(key, Some(setting), &mut rows);

@@ -144,6 +144,8 @@ impl Reader<'_> {
                 "allow_write" => settings.allow_write = self.list(key, value)?,
                 "publish_direct" => settings.publish_direct = self.list(key, value)?,
                 "sockets" => settings.sockets = self.list(key, value)?,
+                "withhold_env" => settings.withhold_env = self.list(key, value)?,
+                "pass_env" => settings.pass_env = self.list(key, value)?,
                 // `known` has refused every other one.
                 _ => {}
             }
