@@ -72,6 +72,8 @@ pub struct Context {
     pub keep: Vec<(OwnedFd, i32)>,
     /// The command's environment.
     pub environment: Vec<(OsString, OsString)>,
+    /// The names of variables that were taken out of it because of the policy.
+    pub withheld: Vec<OsString>,
     /// Signals that the command starts with as ignored.
     pub ignored: SignalSet,
     /// Signals that the command starts with as blocked.
@@ -112,6 +114,7 @@ pub fn run(plan: &Plan, context: Context, watcher: &mut dyn Watcher) -> RunResul
         policy: Some(plan.policy.clone()),
         backend: Some(plan.backend()),
         enforcement: Some(plan.enforcement.clone()),
+        withheld: context.withheld.clone(),
         outcome: RunOutcome { ending: Ending::RunnerFailed, exit_code: None, signal: None },
         failure: None,
         summary: None,

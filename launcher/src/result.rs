@@ -30,6 +30,8 @@ pub struct RunResult {
     pub backend: Option<&'static str>,
     /// How much of the policy held.
     pub enforcement: Option<Enforcement>,
+    /// The names of the caller's variables that it wasn't given.
+    pub withheld: Vec<OsString>,
     /// How it ended.
     pub outcome: RunOutcome,
     /// Why it did not run, or why nothing can be said about it.
@@ -91,6 +93,7 @@ impl RunResult {
                 "level": enforcement.level(),
                 "gaps": enforcement.gaps(),
             })),
+            "withheld": self.withheld.iter().map(|word| name(Path::new(word))).collect::<Vec<_>>(),
             "outcome": self.outcome.ending.as_str(),
             "exit_code": self.outcome.exit_code,
             "signal": self.outcome.signal,
@@ -235,6 +238,7 @@ mod tests {
             policy: Some(Policy::new(Mode::WorkspaceWrite, "/w".into())),
             backend: Some("bwrap"),
             enforcement: Some(Enforcement::Full),
+            withheld: Vec::new(),
             outcome,
             failure: None,
             summary: None,

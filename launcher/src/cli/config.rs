@@ -93,8 +93,16 @@ fn with_origins(rows: &[(&'static str, String, &Origin)]) -> String {
 
 /// Writes the values as a configuration that says the same.
 fn as_toml(rows: &[(&'static str, String, &Origin)]) -> String {
-    const LISTS: [&str; 5] =
-        ["writable_roots", "deny_read", "deny_write", "allow_write", "sockets"];
+    const LISTS: [&str; 8] = [
+        "writable_roots",
+        "deny_read",
+        "deny_write",
+        "allow_write",
+        "publish_direct",
+        "sockets",
+        "withhold_env",
+        "pass_env",
+    ];
     let mut text = String::new();
     let mut open: Option<&str> = None;
     for (key, value, _) in rows {

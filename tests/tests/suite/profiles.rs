@@ -12,6 +12,35 @@ fn home(world: &World, name: &str, text: &str) {
 }
 
 as_root_and_user! {
+    /// Secrets in the environment are withheld where that is asked for, and named without their values; the rest passes.
+    fn secrets_in_the_environment_are_withheld(world) {
+        let secrets = [("GH_TOKEN", "s3cret"), ("AWS_REGION", "s3cret"), ("MY_API_KEY", "s3cret"), ("db_password", "s3cret"), ("PLAIN", "plain")];
+        let run = |options: &[&str]| {
+            let file = world.result_file();
+            let output = world.stockade().args(["run", "--result"]).arg(&file).args(options).args(["--", "env"]).envs(&secrets).run();
+            output.assert_success();
+            let text = fs::read_to_string(&file).unwrap();
+            (output.clone(), World::read_result(&file, &output), text)
+        };
+        let (output, result, _) = run(&[]);
+        assert_eq!(output.stdout().matches("s3cret").count(), 4, "{}", output.stdout());
+        assert_eq!(result["withheld"], serde_json::json!([]));
+        let (output, result, text) = run(&["--profile", "secrets"]);
+        assert!(output.stdout().contains("PLAIN=plain") && output.stdout().contains("PATH="), "{}", output.stdout());
+        assert_eq!(result["withheld"], serde_json::json!(["AWS_REGION", "GH_TOKEN", "MY_API_KEY", "db_password"]));
+        assert!(output.stderr().contains("stockade: withheld from the environment: AWS_REGION, GH_TOKEN, MY_API_KEY, db_password\n"), "{}", output.stderr());
+        for text in [output.stdout(), output.stderr(), text] {
+            assert!(!text.contains("s3cret"), "{text}");
+        }
+        let (output, result, _) = run(&["--withhold-env", "*_token", "--withhold-env", "PLAIN", "--pass-env", "PLAIN", "-q"]);
+        assert_eq!(output.stdout().matches("s3cret").count(), 3, "{}", output.stdout());
+        assert!(output.stdout().contains("PLAIN=plain") && output.stderr().is_empty());
+        assert_eq!(result["withheld"], serde_json::json!(["GH_TOKEN"]));
+        let (output, result, _) = run(&["--profile", "secrets", "--env", "GH_TOKEN=mine", "--pass-env", "aws_*"]);
+        assert!(output.stdout().contains("GH_TOKEN=mine") && output.stdout().contains("AWS_REGION=s3cret"), "{}", output.stdout());
+        assert_eq!(result["withheld"], serde_json::json!(["MY_API_KEY", "db_password"]));
+    }
+
     /// `secrets`: keys, tokens and `.env` files can't be read, by any tool, and git works as before.
     fn secrets_cannot_be_read(world) {
         if !world.has("git") || !world.has("ssh-keygen") { return }

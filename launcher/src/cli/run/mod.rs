@@ -12,8 +12,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use stockade_observe::{RunOutcome, Time};
-use stockade_policy::config::{Backend, Settings};
-use stockade_policy::{ApprovalPolicy, Mode, ModeSource, Policy, Resolution};
+use stockade_policy::config::{Backend, Setting, Settings};
+use stockade_policy::text::sanitise;
+use stockade_policy::{ApprovalPolicy, Mode, ModeSource, Policy, Resolution, Withholding};
 
 use crate::cli::policy_args::{PolicyArgs, duration};
 use crate::cli::{complain, show};
@@ -61,6 +62,12 @@ struct Options {
     /// Start with an empty environment.
     #[arg(long)]
     clear_env: bool,
+    /// Don't pass on variables whose names match, such as '*_TOKEN'. --env sets one all the same.
+    #[arg(long, value_name = "PATTERN")]
+    withhold_env: Vec<String>,
+    /// Pass on variables whose names match, whatever withholds them.
+    #[arg(long, value_name = "PATTERN")]
+    pass_env: Vec<String>,
     /// What confines the command: auto, bwrap, landlock or custom.
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<BackendArg>,
@@ -222,6 +229,7 @@ impl Call {
             policy: self.policy,
             backend: None,
             enforcement: None,
+            withheld: Vec::new(),
             outcome: failure.outcome(),
             failure: Some(failure),
             summary: None,
@@ -397,15 +405,32 @@ fn plan(
     Ok(plan)
 }
 
-/// Returns the command's environment.
-fn environment(args: &Options) -> Vec<(OsString, OsString)> {
+/// Returns the command's environment, and the names of what is withheld from it.
+fn environment(args: &Options, settings: &Settings) -> (Vec<(OsString, OsString)>, Vec<OsString>) {
+    let together = |options: &[String], configured: &[Setting<String>]| {
+        let configured = configured.iter().map(|setting| setting.value.clone());
+        options.iter().cloned().chain(configured).collect()
+    };
+    let withholding = Withholding {
+        withhold: together(&args.withhold_env, &settings.withhold_env),
+        pass: together(&args.pass_env, &settings.pass_env),
+    };
     let mut variables: BTreeMap<OsString, OsString> =
         if args.clear_env { BTreeMap::new() } else { std::env::vars_os().collect() };
     for name in &args.unset_env {
         variables.remove(name);
     }
+    let mut withheld: Vec<OsString> = variables
+        .keys()
+        .filter(|name| withholding.withholds(name.as_encoded_bytes()))
+        .cloned()
+        .collect();
+    for name in &withheld {
+        variables.remove(name);
+    }
     variables.extend(args.env.iter().map(|(name, value)| (name.into(), value.into())));
-    variables.into_iter().collect()
+    withheld.retain(|name| !variables.contains_key(name));
+    (variables.into_iter().collect(), withheld)
 }
 
 /// Returns the canonical paths of sockets that the command may reach.
@@ -471,13 +496,19 @@ fn context(
             .map_err(system)?;
         keep.push((fd, number));
     }
+    let (environment, withheld) = environment(args, &effective.settings);
+    if !withheld.is_empty() && !args.quiet {
+        let names: Vec<_> = withheld.iter().map(|name| sanitise(&name.to_string_lossy())).collect();
+        complain(&format!("stockade: withheld from the environment: {}", names.join(", ")));
+    }
     Ok(Context {
         session: call.session.clone(),
         session_directory: run.session().directory().to_owned(),
         run: call.run.clone(),
         streams: take_streams().map_err(system)?,
         keep,
-        environment: environment(args),
+        environment,
+        withheld,
         ignored: sys::inherited_ignored(),
         blocked,
         signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
