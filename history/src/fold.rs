@@ -47,7 +47,7 @@ pub struct History {
     /// Places that changed and lead again to what they led to at first.
     steady: HashMap<Place, Option<Id>>,
     /// Other names of files that lost one.
-    others: HashMap<Id, Place>,
+    others: HashMap<Id, Vec<Place>>,
     /// The changed places that lead to a file now.
     named: HashMap<Id, Place>,
     /// What some name of the run's end leads to.
@@ -144,7 +144,7 @@ impl History {
         history.entries = changed;
         for (place, Entry { before, .. }) in BTreeMap::<Place, Entry>::into_iter(steady) {
             if let Some(id) = before {
-                history.others.insert(id, place.clone());
+                history.others.entry(id).or_default().push(place.clone());
             }
             history.steady.insert(place, before);
         }
@@ -172,7 +172,7 @@ impl History {
                 self.images.remove(&id);
             }
             Record::Name { id, at, name } => {
-                self.others.insert(id, (at, name.as_slice().to_vec()));
+                self.others.entry(id).or_default().push((at, name.as_slice().to_vec()));
             }
             Record::Entry { n, at, name, before, after } => {
                 if void.contains(&n) {
@@ -205,12 +205,13 @@ impl History {
 
     /// Returns a name of a file that the run didn't change.
     pub(crate) fn same_place(&self, id: Id) -> Option<Place> {
-        let places = [self.others.get(&id), self.files.get(&id).map(|(place, _)| place)];
+        let others = self.others.get(&id).into_iter().flatten().rev();
+        let places = others.chain(self.files.get(&id).map(|(place, _)| place));
         let same = |place: &&Place| {
             let leads = self.steady.get(*place).is_none_or(|leads| *leads == Some(id));
             leads && place.0 != id && !self.entries.contains_key(*place) && !self.is_gone(place.0)
         };
-        places.into_iter().flatten().find(same).cloned()
+        places.into_iter().find(same).cloned()
     }
 
     /// Returns where a directory is, below the root, as the run left it.

@@ -277,8 +277,10 @@ impl Keeper {
 
     /// Notes what a file is now.
     pub fn left_as(&self, id: Id, fd: BorrowedFd<'_>) {
+        // Looked at under the lock: whoever changes it meanwhile says so afterwards.
+        let mut state = self.state.lock();
         if let Ok(seen) = look(fd, b"") {
-            self.left(id, Some(seen.left));
+            state.write(&Record::Left { id, left: Some(seen.left) });
         }
     }
 

@@ -67,6 +67,8 @@ struct Putting<'w, 'h> {
     held: HashMap<Id, Vec<Spot>>,
     /// Where a file has its name again.
     placed: HashMap<Id, Spot>,
+    /// Device and inode of those that are others than before.
+    fresh: HashMap<Id, (u64, u64)>,
 }
 
 /// Puts one history back.
@@ -87,6 +89,7 @@ pub(crate) fn put(work: &Work<'_>) -> Result<()> {
         steps: Vec::new(),
         held: HashMap::new(),
         placed: HashMap::new(),
+        fresh: HashMap::new(),
     };
     let done = putting.names().and_then(|()| putting.contents());
     if let Err((at, error)) = done {
@@ -121,7 +124,7 @@ pub(crate) fn put(work: &Work<'_>) -> Result<()> {
 type Failed = (PathBuf, io::Error);
 
 impl Putting<'_, '_> {
-    fn fresh(&mut self) -> Spot {
+    fn spare(&mut self) -> Spot {
         self.next += 1;
         Spot { dir: self.hold.clone(), name: self.next.to_string().into_bytes() }
     }
@@ -146,7 +149,7 @@ impl Putting<'_, '_> {
             }
         }
         for (place, id, seen) in &self.work.detach {
-            let hold = self.fresh();
+            let hold = self.spare();
             let mut away = || {
                 let from = self.spot(place)?;
                 rename(&from, &hold, RenameFlags::NOREPLACE)?;
@@ -171,7 +174,7 @@ impl Putting<'_, '_> {
                 && let Some((_, file)) = self.work.history.files.get(id)
                 && FileType::from_raw_mode(file.mode) == FileType::Directory
             {
-                let hold = self.fresh();
+                let hold = self.spare();
                 let mut make = || {
                     rustix::fs::mkdirat(&*hold.dir, &hold.name, Mode::RWXU)?;
                     self.steps.push(Step::Made { at: hold.clone(), directory: true });
@@ -182,6 +185,7 @@ impl Putting<'_, '_> {
                     Ok(())
                 };
                 make().map_err(|error| (self.path(place), error))?;
+                self.know(*id, &hold).map_err(|error| (self.path(place), error))?;
                 self.held.entry(*id).or_default().push(hold);
             }
         }
@@ -216,18 +220,43 @@ impl Putting<'_, '_> {
                     .is_ok();
             if !linked {
                 let hold = self.copy_of(id)?;
-                rename(&hold, &to, RenameFlags::NOREPLACE)?;
-                self.steps.push(Step::Moved { from: hold, to: to.clone() });
-                self.placed.insert(id, to);
-                return Ok(());
+                return self.place(id, hold, to);
             }
         } else {
             let (_, file) = self.work.history.files.get(&id).ok_or(io::ErrorKind::NotFound)?;
-            make(file, &to)?;
+            let hold = self.spare();
+            make(file, &hold)?;
+            self.steps.push(Step::Made { at: hold.clone(), directory: false });
+            return self.place(id, hold, to);
         }
         self.steps.push(Step::Made { at: to.clone(), directory: false });
         self.placed.insert(id, to);
         Ok(())
+    }
+
+    /// Gives what was made in the directory of ours its name.
+    fn place(&mut self, id: Id, hold: Spot, to: Spot) -> io::Result<()> {
+        self.know(id, &hold)?;
+        rename(&hold, &to, RenameFlags::NOREPLACE)?;
+        self.steps.push(Step::Moved { from: hold, to: to.clone() });
+        self.placed.insert(id, to);
+        Ok(())
+    }
+
+    /// Remembers the inode that a file has from now on, while nobody else can reach it.
+    fn know(&mut self, id: Id, hold: &Spot) -> io::Result<()> {
+        let seen = look(hold.dir.as_fd(), &hold.name)?;
+        self.fresh.insert(id, (seen.dev, seen.ino));
+        Ok(())
+    }
+
+    /// Tells whether what is at a file's place is that file, and not something that was put there just now.
+    fn is_it(&self, id: Id, pin: BorrowedFd<'_>) -> io::Result<bool> {
+        let seen = look(pin, b"")?;
+        Ok(match self.fresh.get(&id) {
+            Some((dev, ino)) => same(&seen, *dev, *ino),
+            None => self.work.tree.is(&seen, id),
+        })
     }
 
     /// Makes a file with the content that was kept.
@@ -236,7 +265,7 @@ impl Putting<'_, '_> {
         let path = self.work.history.directory.join(image.number.to_string());
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let from = rustix::fs::open(&path, flags, Mode::empty())?;
-        let hold = self.fresh();
+        let hold = self.spare();
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let to = rustix::fs::openat(&*hold.dir, &hold.name, flags, Mode::RUSR | Mode::WUSR)?;
         self.steps.push(Step::Made { at: hold.clone(), directory: false });
@@ -249,7 +278,9 @@ impl Putting<'_, '_> {
             let (at, spot) = self.found(*id)?;
             let mut rewrite = || {
                 let copied = self.copy_of(*id)?;
-                if look(spot.dir.as_fd(), &spot.name)?.links == 1 {
+                let seen = look(spot.dir.as_fd(), &spot.name)?;
+                if seen.links == 1 {
+                    self.know(*id, &copied)?;
                     rename(&copied, &spot, RenameFlags::EXCHANGE)?;
                     self.steps.push(Step::Swapped { one: copied, other: spot.clone() });
                     return Ok(());
@@ -261,7 +292,10 @@ impl Putting<'_, '_> {
                     rustix::fs::openat(&*spot.dir, &spot.name, flags, Mode::empty())
                 };
                 let (from, file) = (open(&copied)?, open(&spot)?);
-                let hold = self.fresh();
+                if !self.is_it(*id, file.as_fd())? {
+                    return Err(io::Error::other("it changed just now"));
+                }
+                let hold = self.spare();
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
                 let backup =
                     rustix::fs::openat(&*hold.dir, &hold.name, flags, Mode::RUSR | Mode::WUSR)?;
@@ -284,8 +318,12 @@ impl Putting<'_, '_> {
             return Ok((at.map(|(place, _)| self.path(place)).unwrap_or_default(), spot.clone()));
         }
         let missing = || (PathBuf::new(), io::Error::from(io::ErrorKind::NotFound));
-        let place = history.same_place(id).or_else(|| history.place_now(id));
-        let place = place.ok_or_else(missing)?;
+        let Some(place) = history.same_place(id) else {
+            // The run gave it names beside one that isn't known: it is reached by those while they are here.
+            let place = history.place_now(id).ok_or_else(missing)?;
+            let held = self.held.get(&id).and_then(|held| held.last()).cloned();
+            return Ok((self.path(&place), held.ok_or_else(missing)?));
+        };
         let spot = self.spot(&place).map_err(|error| (self.path(&place), error))?;
         Ok((self.path(&place), spot))
     }
@@ -298,7 +336,11 @@ impl Putting<'_, '_> {
         }
         let (path, spot) = self.found(id)?;
         match rustix::fs::openat(&*spot.dir, &spot.name, flags, Mode::empty()) {
-            Ok(fd) => Ok((path, fd)),
+            Ok(fd) => match self.is_it(id, fd.as_fd()) {
+                Ok(true) => Ok((path, fd)),
+                Ok(false) => Err((path, io::Error::other("it changed just now"))),
+                Err(error) => Err((path, error)),
+            },
             Err(errno) => Err((path, errno.into())),
         }
     }
