@@ -1,7 +1,8 @@
 """Runs a command on a terminal of its own, types keys once certain text is on the screen, and says what was seen.
 
 usage: terminal.py COLUMNS LINES STEPS COMMAND...
-STEPS is JSON: a list of [text to wait for, keys to type then]. Exits with the command's status."""
+STEPS is JSON: a list of [text to wait for, keys to type then]; with [text, keys, COLUMNS, LINES] the terminal gets another size
+first. Exits with the command's status."""
 import fcntl, json, os, pty, re, select, signal, struct, sys, termios, time
 
 columns, lines, steps, argv = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]
@@ -19,6 +20,12 @@ if child == 0:
     os.execvp(argv[0], argv)
 
 
+# Control sequences, commands and strings to the terminal, and the short ones.
+SEQUENCE = re.compile(
+    r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\|[ -/]+[0-~]|[0-OQ-WYZ`-~=>])"
+)
+
+
 class Screen:
     """Enough of a terminal for what full-screen programs write: the cursor's moves, erasing, and text."""
 
@@ -28,13 +35,21 @@ class Screen:
         self.left = ""
         self.alternate = 0
 
+    def resize(self, columns_now, lines_now):
+        global columns, lines
+        columns, lines = columns_now, lines_now
+        self.cells = [(row + [" "] * columns)[:columns] for row in self.cells[:lines]]
+        self.cells += [[" "] * columns for _ in range(lines - len(self.cells))]
+        self.x, self.y = min(self.x, columns - 1), min(self.y, lines - 1)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
     def feed(self, text):
         text = self.left + text
         self.left = ""
         at = 0
         while at < len(text):
             if text[at] == "\x1b":
-                found = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()].|[=>78c])").match(text, at)
+                found = SEQUENCE.match(text, at)
                 if not found:
                     self.left = text[at:]
                     return
@@ -48,6 +63,8 @@ class Screen:
         if letter == "\r":
             self.x = 0
         elif letter == "\n":
+            if self.y == lines - 1:
+                self.cells = self.cells[1:] + [[" "] * columns]
             self.y = min(self.y + 1, lines - 1)
         elif letter == "\b":
             self.x = max(self.x - 1, 0)
@@ -91,7 +108,10 @@ while status is None:
         screen.feed(os.read(master, 65536).decode("utf-8", "replace"))
     if steps and steps[0][0] in screen.text():
         print("== " + steps[0][0] + "\n" + screen.text())
-        os.write(master, steps.pop(0)[1].encode())
+        _, keys, *size = steps.pop(0)
+        if size:
+            screen.resize(*size)
+        os.write(master, keys.encode())
     done, status_now = os.waitpid(child, os.WNOHANG)
     if done:
         status = os.waitstatus_to_exitcode(status_now)

@@ -31,6 +31,7 @@ mod read_only;
 mod sessions;
 mod sockets;
 mod sources;
+mod terminal;
 mod top;
 mod why;
 mod workspace_write;

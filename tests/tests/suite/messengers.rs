@@ -11,6 +11,8 @@ use std::thread;
 use rustix::process::Signal;
 use stockade_tests::{World, as_root_and_user};
 
+use crate::program;
+
 const BACKENDS: [&str; 2] = ["bwrap", "landlock"];
 
 /// Has each client try it under each back end, then unconfined, where it must work. `client` is a shell command that has a
@@ -158,7 +160,7 @@ as_root_and_user! {
     /// L11: what is pushed into the terminal that the launcher shares with a shell isn't read by that shell.
     fn nothing_is_typed_for_the_caller(world) {
         let push = world.write("push.py", "import fcntl, sys, termios\ntry:\n    for byte in ('touch ' + sys.argv[1] + '\\n').encode():\n        fcntl.ioctl(0, termios.TIOCSTI, bytes([byte]))\n    print('pushed' + ' it')\nexcept OSError:\n    print('refused' + ' it')\n");
-        let terminal = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/terminal.py");
+        let terminal = program::install(world, "terminal.py", program::TERMINAL);
         let on_terminal = |command: &str, said: &str| {
             let steps = serde_json::json!([["ready>", format!("{command}\n")], [said, "exit\n"]]).to_string();
             let output = world.native("/usr/bin/python3").args(["-I"]).arg(&terminal).args(["80", "24", &steps, "bash", "--norc", "-i"]).env("PS1", "ready> ").run();
