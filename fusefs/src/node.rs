@@ -23,6 +23,9 @@ mod table;
 
 pub use table::{PendingLookup, Table};
 
+/// See [`Node::stamped`].
+pub const UNSTAMPED: i64 = i64::MIN;
+
 /// The number of the root in the FUSE protocol.
 pub const ROOT: u64 = 1;
 
@@ -81,6 +84,9 @@ pub struct Node {
     /// When a staged file was last created or removed in a directory, in nanoseconds: the host's directory changes only
     /// when one is published.
     pub born: AtomicI64,
+    /// The modification time that a program gave a directory, if no name was made in it since (nanoseconds; else
+    /// [`UNSTAMPED`]). A publication leaves it at that.
+    pub stamped: AtomicI64,
     /// The change time of the attributes that the kernel was told last, in nanoseconds.
     pub told: AtomicI64,
     /// Names that are being given in a directory: the host may have them before we know what they lead to.
@@ -298,6 +304,7 @@ impl Node {
             gate: Mutex::new(()),
             cached: Mutex::new(None),
             born: AtomicI64::new(0),
+            stamped: AtomicI64::new(UNSTAMPED),
             told: AtomicI64::new(0),
             naming: AtomicUsize::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),

@@ -743,6 +743,12 @@ def times():
     os.unlink("d/e")
     say("unlinked while being created", os.stat("d").st_mtime_ns != 1)
     os.close(fd)
+    for flags in (os.O_CREAT | os.O_EXCL, os.O_TRUNC):
+        fd = os.open("d/late", os.O_WRONLY | flags, 0o600)
+        os.write(fd, b"x")
+        os.utime("d", ns=(7, 7))
+        os.close(fd)
+        say("times set before a close", os.stat("d").st_mtime_ns)
     say("write in", moves(lambda: os.write(os.open("d/x", os.O_WRONLY), b"x"), "d"))
     say("rename in", moves(lambda: os.rename("d/x", "d/y"), "d"))
     say("unlink in", moves(lambda: os.unlink("d/y"), "d"))

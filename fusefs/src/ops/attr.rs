@@ -123,6 +123,9 @@ impl Fs {
             })?;
         }
         let stat = host::stat_fd(pin.as_fd())?;
+        if change.mtime.is_some() && stat.is_dir() {
+            node.stamped.store(stat.mtime.nanos(), Ordering::Release);
+        }
         self.keeps_left(pin.as_fd());
         // Who was let change the content knows what it is now; who changed attributes knows what was known before.
         if change.size.is_some_and(|size| size != before.size) {

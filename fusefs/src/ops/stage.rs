@@ -32,7 +32,7 @@ use crate::fail::{self, Point};
 use crate::fs::{Caller, Fs};
 use crate::handle::FileHandle;
 use crate::host::{self, Stat};
-use crate::node::{Name, Node};
+use crate::node::{Name, Node, UNSTAMPED};
 
 /// A node's staged content.
 #[derive(Debug)]
@@ -158,6 +158,7 @@ impl Fs {
         stat: &Stat,
     ) {
         place.parent.born.fetch_max(stat.ctime.nanos(), Ordering::AcqRel);
+        place.parent.stamped.store(UNSTAMPED, Ordering::Release);
         node.opens.fetch_add(1, Ordering::AcqRel);
         self.keeps_born(node.key());
         self.overlay.insert(place.parent.id, &place.name, node);
@@ -447,7 +448,19 @@ impl Fs {
         if self.durable {
             rustix::fs::fsync(&staged.fd)?;
         }
+        let stamped = staged.place.parent.stamped.load(Ordering::Acquire);
+        let stamp = host::stat_fd(dir.as_fd())?.mtime;
         let put = self.put_in(staged, path, &dir, &name)?;
+        if stamp.nanos() == stamped {
+            // To the program, nothing happened in the directory since it gave it that time.
+            let times = Timestamps {
+                last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+                last_modification: Timespec { tv_sec: stamp.sec, tv_nsec: stamp.nsec.into() },
+            };
+            if let Err(error) = rustix::fs::utimensat(&*dir, c"", &times, AtFlags::EMPTY_PATH) {
+                tracing::debug!(%error, "a directory's time changes with a publication");
+            }
+        }
         if self.durable && !matches!(put, Put::Refused { .. }) {
             let dir = self.self_fd.open_pin(dir.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
             rustix::fs::fsync(&dir)?;
@@ -581,6 +594,7 @@ impl Fs {
                     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
                     let now = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
                     staged.place.parent.born.fetch_max(now, Ordering::AcqRel);
+                    staged.place.parent.stamped.store(UNSTAMPED, Ordering::Release);
                 }
                 staged.base.is_some()
             }
