@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::FileType;
-use stockade_history::Keeper;
+use stockade_observe::history::Keeper;
 use stockade_observe::{Event, Key, Observed, Op, Outcome, Process, Sink, Time};
 use stockade_policy::{
     Denial, EntryKind, Guard, Hardlinks, Mode, ObserveLevel, Policy, Publish, Rules, Zone,

@@ -54,7 +54,7 @@ pub struct HistoryConfig {
     /// The host's path of what is served.
     pub source: PathBuf,
     /// How much it may hold.
-    pub bounds: stockade_history::Bounds,
+    pub bounds: stockade_observe::history::Bounds,
 }
 
 /// Why a mount can't be served.

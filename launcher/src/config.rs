@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stockade_history::Bounds;
+use stockade_observe::history::Bounds;
 use stockade_policy::config::{Origin, Setting, Settings};
 use stockade_policy::{Config, ConfigError, Mode, Policy, Resolution};
 

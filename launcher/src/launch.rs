@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use stockade_fusefs::{HistoryConfig, Owner, Server, ServerConfig};
-use stockade_history::Bounds;
+use stockade_observe::history::Bounds;
 use stockade_observe::{
     Ending, OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time,
 };

@@ -11,6 +11,7 @@ mod error;
 pub mod event;
 mod export;
 mod follow;
+pub mod history;
 mod live;
 mod observed;
 mod query;

@@ -1,4 +1,4 @@
-//! What is kept before it changes (`--keep-history`; `stockade-history` says what for). Without a history nothing here
+//! What is kept before it changes (`--keep-history`; `stockade_observe::history` says what for). Without a history nothing here
 //! costs more than a look at an `Option`.
 //!
 //! Each of these is called before the host is touched, but [`Fs::keeps_made`] and [`Fs::keeps_left`].
@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stockade_history::{Id, Keeper};
 use stockade_observe::Key;
+use stockade_observe::history::{Id, Keeper};
 
 use crate::fs::Fs;
 use crate::handle::FileHandle;
@@ -56,7 +56,7 @@ impl Fs {
         if !keeper.needs_file(id) {
             return;
         }
-        match stockade_history::attributes(pin) {
+        match stockade_observe::history::attributes(pin) {
             Ok(file) => {
                 let at = self.mention(keeper, parent);
                 keeper.file(id, at, name, file);

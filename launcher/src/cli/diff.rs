@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rustix::fs::FileType;
-use stockade_history::{Change, Diff, History, Kind, changes, diff};
+use stockade_observe::history::{Change, Diff, History, Kind, changes, diff};
 
 use super::complain;
 use super::history::{Which, shown, to_json};
@@ -120,7 +120,7 @@ fn compare(change: &Change) -> Option<Diff> {
     if change.is_directory() {
         return Some(Diff::Same);
     }
-    let content = |side: &Option<stockade_history::Side>| match side {
+    let content = |side: &Option<stockade_observe::history::Side>| match side {
         None => Some(Vec::new()),
         Some(side) => {
             let kind = FileType::from_raw_mode(side.mode);

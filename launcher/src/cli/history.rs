@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_history::{Change, Error, History};
+use stockade_observe::history::{Change, Error, History};
 use stockade_observe::{RunId, RunRow, SessionDir, Store, find_session, session_dirs};
 use stockade_policy::text::Bytes;
 

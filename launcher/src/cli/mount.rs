@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode as FileMode, OFlags};
 use stockade_fusefs::{HistoryConfig, Owner, Server, ServerConfig};
-use stockade_history::Bounds;
+use stockade_observe::history::Bounds;
 use stockade_observe::{OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time};
 use stockade_policy::{Mode, Policy, Rules};
 
@@ -221,7 +221,7 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy, Option<Boun
     let state = state::directory()?;
     state::create(&state)?;
     if let Some((_, age)) = history {
-        stockade_history::prune(&state, age);
+        stockade_observe::history::prune(&state, age);
     }
     let run = match &args.session {
         Some(session) => {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use stockade_history::{Change, Kind, Plan};
+use stockade_observe::history::{Change, Kind, Plan};
 use stockade_observe::{
     Event, OnRecordFailure, Op, Outcome, Process, Recorder, RunId, RunInfo, RunOutcome, SessionId,
     Time, run_is_live,

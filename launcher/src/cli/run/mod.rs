@@ -319,7 +319,7 @@ fn attempt(
     };
     announce(&plan, call, args.quiet, args.verbose);
     if let Some((_, age)) = effective.history() {
-        stockade_history::prune(&state, age);
+        stockade_observe::history::prune(&state, age);
     }
     let prepared = context(&args, &effective, call, &run, blocked)
         .and_then(|context| Ok((context, Status::new(args.status_fd, &call.session)?)));

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use stockade_history::History;
+use stockade_observe::history::History;
 use stockade_observe::{ConflictRow, DenialRow, Ending, Op};
 use stockade_policy::text::{sanitise, sanitise_bytes, shorten, show_command};
 use stockade_policy::{Access, Denial, Mode, Policy, Rule, Rules, help_for};

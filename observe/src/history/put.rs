@@ -12,10 +12,10 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
-use crate::image::{attributes, copy, look, magic, same};
-use crate::record::{File, Id};
-use crate::verify::Work;
+use super::error::{Error, Result};
+use super::image::{attributes, copy, look, magic, same};
+use super::record::{File, Id};
+use super::verify::Work;
 
 /// A name in an open directory.
 #[derive(Clone, Debug)]

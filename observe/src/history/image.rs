@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
 use stockade_policy::text::Bytes;
 
-use crate::record::{File, Left};
+use super::record::{File, Left};
 
 /// The longest value of an extended attribute, and the longest list of their names.
 const LARGEST: usize = 64 * 1024;

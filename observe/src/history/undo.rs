@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::fold::History;
-use crate::put::put;
-use crate::show::{Change, changes};
-use crate::verify::{Work, verify_all};
+use super::error::{Error, Result};
+use super::fold::History;
+use super::put::put;
+use super::show::{Change, changes};
+use super::verify::{Work, verify_all};
 
 /// A path that stands in the way.
 #[derive(Clone, Debug, PartialEq, Eq)]

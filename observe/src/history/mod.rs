@@ -9,7 +9,6 @@
 //! - `H2` What couldn't be kept is a [`Record::Gap`]; a history that isn't whole has no [`Record::Sealed`].
 //! - `H3` An image is never written to again: a link to an inode that the run has let go, or a copy.
 //! - `H4` Nothing is put back before everything was found to be as the run left it.
-#![forbid(unsafe_code)]
 
 mod error;
 mod fold;

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use crate::fold::{History, Place};
-use crate::image::{look, xattrs};
-use crate::place::Tree;
-use crate::record::{File, Id, Left};
+use super::fold::{History, Place};
+use super::image::{look, xattrs};
+use super::place::Tree;
+use super::record::{File, Id, Left};
 
 /// More than this of a file isn't shown.
 pub(crate) const LARGEST: u64 = 32 << 20;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::undo::Refusal;
+use super::undo::Refusal;
 
 /// Why a history can't be read, shown or put back.
 #[derive(Debug, thiserror::Error)]

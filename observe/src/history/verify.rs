@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 
-use crate::error::{Error, Result};
-use crate::fold::{Entry, History, Place};
-use crate::image::{Seen, look, reopen};
-use crate::place::Tree;
-use crate::record::{Id, Left};
-use crate::undo::Refusal;
+use super::error::{Error, Result};
+use super::fold::{Entry, History, Place};
+use super::image::{Seen, look, reopen};
+use super::place::Tree;
+use super::record::{Id, Left};
+use super::undo::Refusal;
 
 /// A directory's own times are left alone if it was changed this much later than the journal (nanoseconds).
 const SLACK: i64 = 100_000_000;

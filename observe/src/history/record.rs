@@ -1,7 +1,7 @@
 //! The lines of a journal: JSON, one object each.
 
+use crate::Key;
 use serde::{Deserialize, Serialize};
-use stockade_observe::Key;
 use stockade_policy::text::Bytes;
 
 /// The version of the format that is written here.

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use stockade_policy::text::Bytes;
 
-use crate::image::{copy, look, magic, reopen};
-use crate::record::{File, Id, Image, Left, Record, VERSION};
+use super::image::{copy, look, magic, reopen};
+use super::record::{File, Id, Image, Left, Record, VERSION};
 
 /// The name of the journal in a history's directory.
 pub(crate) const JOURNAL: &str = "journal";
@@ -300,7 +300,7 @@ impl Keeper {
 
 /// Removes the histories below `state` whose runs are over for longer than `age`, and says so in their place.
 pub fn prune(state: &Path, age: Duration) {
-    let Ok(sessions) = stockade_observe::session_dirs(state) else { return };
+    let Ok(sessions) = crate::session_dirs(state) else { return };
     for session in sessions {
         let Ok(runs) = fs::read_dir(session.dir.join("history")) else { continue };
         for run in runs.flatten() {
@@ -308,8 +308,7 @@ pub fn prune(state: &Path, age: Duration) {
             let old = last_change(&path)
                 .and_then(|time| time.elapsed().ok())
                 .is_some_and(|elapsed| elapsed > age);
-            let live =
-                name.to_str().is_none_or(|run| stockade_observe::run_is_live(&session.dir, run));
+            let live = name.to_str().is_none_or(|run| crate::run_is_live(&session.dir, run));
             if !old || live || !path.is_dir() {
                 continue;
             }

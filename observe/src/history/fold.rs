@@ -6,9 +6,9 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::keeper::{JOURNAL, dropped};
-use crate::record::{File, Id, Image, Left, Record, VERSION};
+use super::error::{Error, Result};
+use super::keeper::{JOURNAL, dropped};
+use super::record::{File, Id, Image, Left, Record, VERSION};
 
 /// A name in a directory.
 pub(crate) type Place = (Id, Vec<u8>);

@@ -9,9 +9,9 @@ use std::rc::Rc;
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use crate::fold::{History, Place};
-use crate::image::{Seen, look, same};
-use crate::record::Id;
+use super::fold::{History, Place};
+use super::image::{Seen, look, same};
+use super::record::Id;
 
 const DIRECTORY: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
