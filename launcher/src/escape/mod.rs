@@ -2,7 +2,7 @@
 //!
 //! `stockade doctor --verify` makes each attempt twice: unconfined, where it must show that it would have an effect on this
 //! machine, and under each back end. What counts is never what the attempt says, but what its canary outside shows: a
-//! file, a socket, a process or a kernel object of its own ([`canary`]). Only for what leaves no trace, such as opening a
+//! file, a socket, a process or a kernel object of its own (`canary`). Only for what leaves no trace, such as opening a
 //! device, its own word is taken.
 //!
 //! - I1: attempts change nothing of the machine but their canaries, also where they succeed.

@@ -77,7 +77,7 @@ pub struct Left {
 pub enum Record {
     /// The first line.
     Head {
-        /// [`VERSION`].
+        /// The format that is written.
         v: u32,
         /// Where programs saw it.
         base: Bytes,
