@@ -92,6 +92,9 @@ impl Fs {
         }
         // By now the node may stand for a fresh inode.
         let pin = self.table.pin(&node)?;
+        let key = node.key();
+        let is_same = (before.dev, before.ino) == (key.dev, key.ino);
+        let before = if is_same { before } else { host::stat_fd(pin.as_fd())? };
         let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
             let mut event = Self::event(who.clone(), op, path.clone(), Some(node.key()));
             event.version_before = Some(before.version());

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, RawDir, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
-use stockade_observe::{Op, Process, Publication, Time};
+use stockade_observe::{Freshness, Op, Process, Publication, Time};
 use stockade_policy::{Denial, Hardlinks, Mode as Access, Rule};
 
 use crate::error::{FsError, FsResult};
@@ -140,6 +140,7 @@ impl Fs {
         self.keeps_directory(&name.parent);
         let pin = self.table.pin(node)?;
         let stat = host::stat_fd(pin.as_fd())?;
+        let known = self.freshness(node, &stat, None) == Freshness::Fresh;
         let old = self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK)?;
         let staged = staged_name()?;
         let mut named = Residue { dir: &dir, name: &staged, there: false };
@@ -183,6 +184,9 @@ impl Fs {
         let others = self.table.rebind(node, fresh_pin, key, &name);
         self.watches.later(others);
         self.replaced(node);
+        if known {
+            self.saw(node, fresh_stat.version());
+        }
         Ok(fresh_stat)
     }
 

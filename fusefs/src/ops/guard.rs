@@ -128,7 +128,12 @@ impl Fs {
         self.findings.stale.clone()
     }
 
-    fn freshness(&self, node: &Arc<Node>, stat: &Stat, place: Option<(Key, &OsStr)>) -> Freshness {
+    pub(crate) fn freshness(
+        &self,
+        node: &Arc<Node>,
+        stat: &Stat,
+        place: Option<(Key, &OsStr)>,
+    ) -> Freshness {
         if node.authors.load(Ordering::Acquire) > 0 {
             return Freshness::Fresh;
         }

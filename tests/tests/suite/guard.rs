@@ -119,6 +119,21 @@ as_root_and_user! {
         }
     }
 
+    /// O2: content that the session knows stays known when its link to an unknown name is broken (F11).
+    fn what_is_known_stays_known_when_a_link_is_broken(world) {
+        for change in ["chmod 600 f", "setfattr -n user.a -v 1 f", "touch f"] {
+            drop(fs::remove_file(world.workspace().join("f")));
+            drop(fs::remove_file(world.home().join("other")));
+            world.write("f", OLD);
+            fs::hard_link(world.workspace().join("f"), world.home().join("other")).unwrap();
+            let script = format!("cat f; {change}; echo x > f; rm f");
+            let (output, result) = shell(world, &["-q", "--guard", "enforce"], &script);
+            output.assert_success();
+            assert_eq!(result["conflicts"], Value::Array(vec![]), "{change}");
+            assert_eq!(fs::read_to_string(world.home().join("other")).unwrap(), OLD, "{change}");
+        }
+    }
+
     /// O3: `audit`, the default, lets everything pass and says what was lost; `off` says nothing.
     fn audit_notes_what_is_lost(world) {
         for (op, loss) in LOSSES {
