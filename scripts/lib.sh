@@ -4,6 +4,8 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
+# An ordinary user's PATH leaves out what lies beside the system's own programs.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 say() { printf '%s\n' "$*" >&2; }
 
