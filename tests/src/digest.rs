@@ -66,7 +66,7 @@ impl Digest {
             };
             let metadata = fs::symlink_metadata(&path)?;
             if metadata.is_dir() {
-                for child in fs::read_dir(&path)? {
+                for child in readable(fs::read_dir(&path))?.into_iter().flatten() {
                     let mut name = relative.clone();
                     if !name.is_empty() {
                         name.push(b'/');
@@ -153,8 +153,13 @@ impl Entry {
         let kind = metadata.file_type();
         let (kind, content) = if kind.is_file() {
             let mut hash = Sha256::new();
-            io::copy(&mut File::open(path)?, &mut HashWriter(&mut hash))?;
-            ("file", hash.finalize().to_vec())
+            let copied = File::open(path)
+                .and_then(|mut file| io::copy(&mut file, &mut HashWriter(&mut hash)));
+            (
+                "file",
+                readable(copied)?
+                    .map_or_else(|| b"unreadable".to_vec(), |_| hash.finalize().to_vec()),
+            )
         } else if kind.is_dir() {
             ("directory", Vec::new())
         } else if kind.is_symlink() {
@@ -176,7 +181,7 @@ impl Entry {
             same_as: Vec::new(),
             device: metadata.rdev(),
             content,
-            xattrs: xattrs(path)?,
+            xattrs: readable(xattrs(path))?.unwrap_or_default(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
             inode: metadata.ino(),
@@ -224,6 +229,19 @@ impl Entry {
                 say("inode", &self.inode, &other.inode);
             }
         }
+    }
+}
+
+/// Returns `None` for what an ordinary user isn't let see, which is then no part of the digest; root sees everything.
+fn readable<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied
+                && !rustix::process::geteuid().is_root() =>
+        {
+            Ok(None)
+        }
+        result => result.map(Some),
     }
 }
 
