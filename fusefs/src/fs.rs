@@ -260,7 +260,7 @@ impl Fs {
 
     /// Notes what the kernel is about to be told of a node, and returns how long it may believe that.
     pub(crate) fn tell(&self, node: &Node, stat: &Stat) -> Duration {
-        node.told.store(stat.ctime.nanos(), Ordering::Release);
+        node.tell(stat.ctime);
         // A write or an allocation may take set-id bits away, and the kernel asks for size and times alone afterwards.
         if stat.is_regular() && stat.mode & host::SET_ID != 0 {
             return Duration::ZERO;

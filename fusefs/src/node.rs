@@ -16,6 +16,7 @@ use stockade_observe::{Key, Version};
 use stockade_policy::Zone;
 
 use crate::error::FsError;
+use crate::host::Stamp;
 use crate::ops::Staged;
 
 mod recall;
@@ -89,6 +90,8 @@ pub struct Node {
     pub stamped: AtomicI64,
     /// The change time of the attributes that the kernel was told last, in nanoseconds.
     pub told: AtomicI64,
+    /// What its last publication did to its change time.
+    moved: Mutex<Option<Moved>>,
     /// Names that are being given in a directory: the host may have them before we know what they lead to.
     pub naming: AtomicUsize,
     /// The watch on a directory, [`WATCH_UNKNOWN`] or [`WATCH_FAILED`].
@@ -97,6 +100,15 @@ pub struct Node {
     pub moves: AtomicI32,
     /// The number of moves at which the directory was found below the source; see `ops/inside.rs`.
     pub inside: AtomicU64,
+}
+
+/// How a publication moved the change time of an inode (nanoseconds), which to a program is nothing that happened.
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    from: Stamp,
+    to: Stamp,
+    /// Somebody inside was told the former, and must not see the file change by itself.
+    told: bool,
 }
 
 /// Nobody has tried to watch the directory yet.
@@ -145,6 +157,36 @@ impl Drop for Naming {
 }
 
 impl Node {
+    /// Notes what the kernel is about to be told: the host's change time.
+    pub fn tell(&self, changed: Stamp) {
+        let mut moved = self.moved.lock();
+        self.told.store(changed.nanos(), Ordering::Release);
+        if let Some(moved) = moved.as_mut() {
+            moved.told |= moved.from == changed;
+        }
+    }
+
+    /// Says that a publication moved the change time. `told` says that somebody had been told the former one when it
+    /// began. Returns whether somebody was told the new one meanwhile as well.
+    pub fn published(&self, from: Stamp, to: Stamp, told: bool) -> bool {
+        let mut moved = self.moved.lock();
+        let last = self.told.load(Ordering::Acquire);
+        let told = told || last == from.nanos();
+        if last == from.nanos() {
+            self.told.store(to.nanos(), Ordering::Release);
+        }
+        *moved = Some(Moved { from, to, told });
+        told && last == to.nanos()
+    }
+
+    /// Returns the change time that is shown for the host's.
+    pub fn changed(&self, changed: Stamp) -> Stamp {
+        match *self.moved.lock() {
+            Some(Moved { from, to, told: true }) if to == changed => from,
+            _ => changed,
+        }
+    }
+
     /// Returns the identity of the host file.
     pub fn key(&self) -> Key {
         *self.key.lock()
@@ -306,6 +348,7 @@ impl Node {
             born: AtomicI64::new(0),
             stamped: AtomicI64::new(UNSTAMPED),
             told: AtomicI64::new(0),
+            moved: Mutex::new(None),
             naming: AtomicUsize::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),
             moves: AtomicI32::new(WATCH_UNKNOWN),

@@ -279,6 +279,7 @@ impl Fs {
     /// Shows a staged inode as the named file that it is inside, and what that means for its directory.
     pub(crate) fn named(&self, node: &Node, stat: &mut Stat) {
         self.show_born(node, stat);
+        stat.ctime = node.changed(stat.ctime);
         if stat.nlink == 0 && stat.is_regular() && node.is_named() {
             stat.nlink = 1;
         } else if stat.nlink > 0 && self.keeps_link(node) && !node.is_named() {
@@ -381,6 +382,8 @@ impl Fs {
         event.version_before = staged.base.as_ref().map(|base| base.stat.version());
         event.publication = Some(Publication::Atomic);
         let mut result = Ok(());
+        let before = host::stat_fd(staged.fd.as_fd())?.ctime;
+        let told = node.told.load(Ordering::Acquire) == before.nanos();
         match self.put(staged, &event.path) {
             Ok(Put::Clean) => {}
             Ok(Put::Displaced { found, kept }) => {
@@ -410,7 +413,11 @@ impl Fs {
         }
         let published = result.is_ok();
         if published {
-            let after = host::stat_fd(staged.fd.as_fd())?.version();
+            let after = host::stat_fd(staged.fd.as_fd())?;
+            if node.published(before, after.ctime, told) {
+                self.watches.later_node(node.id);
+            }
+            let after = after.version();
             let place = (staged.place.parent.key(), staged.place.name.as_os_str());
             self.observed.present(node.key(), after, Some(place));
             if event.op == Op::Publish {
