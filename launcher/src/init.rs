@@ -201,6 +201,7 @@ struct Command {
     keeps_cores: bool,
     guarded: bool,
     scoped: bool,
+    leads: bool,
     keep: Vec<i32>,
 }
 
@@ -232,6 +233,7 @@ impl Command {
             keeps_cores: spec.confined && crate::restrict::cores_leave(),
             guarded: spec.guarded,
             scoped: spec.scoped,
+            leads: spec.leads,
             keep: spec.keep,
         }
     }
@@ -245,6 +247,11 @@ impl Command {
             if let Err(errno) = moved {
                 return Start::Restrict(errno);
             }
+        }
+        if self.leads
+            && let Err(errno) = lead()
+        {
+            return Start::Restrict(errno);
         }
         if let Err(errno) = sys::place(kept, &self.keep) {
             return Start::Restrict(errno);
@@ -297,6 +304,12 @@ impl Command {
             filter.install()
         }
     }
+}
+
+/// Makes this process the leader of a session whose terminal is its standard input.
+fn lead() -> Result<(), Errno> {
+    rustix::process::setsid()?;
+    rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())
 }
 
 /// Returns the paths that `execvp` would try.

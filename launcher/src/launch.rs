@@ -30,6 +30,7 @@ use crate::result::RunResult;
 use crate::spec::{self, Spec};
 use crate::supervise::{Supervisor, conclude, wait_for_servers};
 use crate::sys::{self, CStringArray, SignalFd, SignalSet};
+use crate::terminal::Relay;
 use crate::{init, probe};
 
 /// How long a command that ran out of time has between SIGTERM and SIGKILL.
@@ -84,6 +85,8 @@ pub struct Context {
     pub signals: Option<SignalFd>,
     /// How long the command may take.
     pub timeout: Option<Duration>,
+    /// The terminal whose other end the streams are.
+    pub terminal: Option<Relay>,
 }
 
 /// Told about a run while it goes on.
@@ -214,7 +217,7 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
     }
     let sent = send(plan, &context, control.as_fd());
     // Nobody but the command holds these from here on.
-    let Context { streams, keep, run, signals, timeout, .. } = context;
+    let Context { streams, keep, run, signals, timeout, terminal, .. } = context;
     drop((streams, keep));
     if let Err(failure) = sent {
         return Ended::failed(failure, Some(recorder));
@@ -223,7 +226,7 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
         Ok(child) => child,
         Err(error) => return Ended::failed(namespace_failure(error), Some(recorder)),
     };
-    let mut supervisor = Supervisor::new(child, control, signals, timeout, &recorder);
+    let mut supervisor = Supervisor::new(child, control, signals, timeout, &recorder).on(terminal);
     let end = supervisor.supervise(&run, watcher);
     drop(supervisor);
     let complete = wait_for_servers(servers);
@@ -447,6 +450,7 @@ fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), F
             check: plan.check.as_ref().map(|path| spec::c_string(path.as_os_str())).transpose()?,
             scoped: plan.scoped,
             guarded: plan.guarded,
+            leads: context.terminal.is_some(),
             inside: c_strings(&plan.inside)?,
             sockets: c_strings(&plan.sockets)?,
             confined: plan.confined(),

@@ -28,6 +28,7 @@ pub mod spec;
 pub mod state;
 mod supervise;
 pub mod sys;
+pub mod terminal;
 mod worktree;
 
 pub use error::{Code, Failure};

@@ -40,6 +40,8 @@ pub struct Spec {
     pub scoped: bool,
     /// Whether the helper makes the command's connections.
     pub guarded: bool,
+    /// Whether the command leads a session of its own, on the terminal that its standard input is.
+    pub leads: bool,
     /// Directories of the file systems that are the run's own.
     pub inside: Vec<CString>,
     /// Sockets of the host's that the command may reach.
@@ -66,6 +68,7 @@ impl Spec {
         bytes.extend(u64::from(self.scoped).to_ne_bytes());
         bytes.extend(u64::from(self.guarded).to_ne_bytes());
         bytes.extend(u64::from(self.confined).to_ne_bytes());
+        bytes.extend(u64::from(self.leads).to_ne_bytes());
         bytes.extend(i64::from(self.proof).to_ne_bytes());
         for number in &self.keep {
             bytes.extend(i64::from(*number).to_ne_bytes());
@@ -114,6 +117,7 @@ impl Spec {
             scoped: reader.number()? != 0,
             guarded: reader.number()? != 0,
             confined: reader.number()? != 0,
+            leads: reader.number()? != 0,
             proof: i32::try_from(reader.number()?).map_err(|_| io::ErrorKind::InvalidData)?,
             keep: {
                 let mut keep = Vec::new();
@@ -460,6 +464,7 @@ mod tests {
             check: Some(c(b"/x")),
             scoped: true,
             guarded: true,
+            leads: true,
             confined: true,
             proof: 30,
             inside: vec![c(b"/w")],

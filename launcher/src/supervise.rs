@@ -15,6 +15,7 @@ use crate::launch::{GRACE, Watcher};
 use crate::plan::Plan;
 use crate::spec::{self, Ask, Told};
 use crate::sys::{Arrived, Child, SignalFd};
+use crate::terminal::Relay;
 
 /// How long the end of the processes and of the mounts is waited for.
 const LAST: Duration = Duration::from_secs(10);
@@ -56,6 +57,8 @@ pub(crate) struct Supervisor<'r> {
     phase: Phase,
     /// Signals from the terminal that came before the command was there to get them.
     early: Vec<i32>,
+    /// The command's own terminal.
+    terminal: Option<Relay>,
 }
 
 impl<'r> Supervisor<'r> {
@@ -78,7 +81,14 @@ impl<'r> Supervisor<'r> {
             timed_out: false,
             phase: Phase::Starting,
             early: Vec::new(),
+            terminal: None,
         }
+    }
+
+    /// Looks after the command's own terminal, too.
+    pub(crate) fn on(mut self, terminal: Option<Relay>) -> Self {
+        self.terminal = terminal;
+        self
     }
 
     /// Follows the run to its end and returns it.
@@ -145,6 +155,15 @@ impl<'r> Supervisor<'r> {
     }
 
     fn pass_on(&mut self, arrived: Arrived) {
+        if let Some(terminal) = &self.terminal {
+            if arrived.signal == libc::SIGWINCH {
+                return terminal.resize();
+            }
+            // The caller's terminal isn't the command's, so what that sent went to nobody inside.
+            if self.phase == Phase::Running {
+                return self.ask(Ask::Signal(arrived.signal));
+            }
+        }
         match self.phase {
             Phase::Starting => self.early.push(arrived.signal),
             // What the terminal sent went to the whole foreground group, the command included.
@@ -173,7 +192,9 @@ impl<'r> Supervisor<'r> {
                 Ok(Some(Told::Stopped(_))) => self.ask(Ask::IsStopped),
                 Ok(Some(Told::IsStopped(true))) => {
                     let own = rustix::process::getpid();
+                    self.terminal.iter().for_each(Relay::pause);
                     let _continued = rustix::process::kill_process(own, Signal::STOP);
+                    self.terminal.iter().for_each(Relay::resume);
                     self.ask(Ask::Continue);
                 }
                 Ok(Some(Told::IsStopped(false))) => {}
@@ -209,6 +230,20 @@ impl<'r> Supervisor<'r> {
             let _woken = rustix::event::poll(&mut fds, timeout.as_ref());
         }
         // Dropping the child kills and reaps it in any case.
+        self.drain();
+    }
+
+    /// Waits until the caller has taken what the command wrote on its terminal, or doesn't want to wait.
+    fn drain(&self) {
+        while self.terminal.as_ref().is_some_and(|terminal| !terminal.is_done()) {
+            let given_up = |arrived: Arrived| {
+                [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM].contains(&arrived.signal)
+            };
+            if self.signals.as_ref().and_then(SignalFd::take).is_some_and(given_up) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -33,5 +33,6 @@ mod sockets;
 mod sources;
 mod terminal;
 mod top;
+mod tty;
 mod why;
 mod workspace_write;

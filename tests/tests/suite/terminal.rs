@@ -18,16 +18,16 @@ as_root_and_user! {
         fs::write(world.home().join(".bashrc"), "PS1='ready> '\n").unwrap();
         world.own_tree(&world.home());
         for backend in ["bwrap", "landlock"] {
-            let vim = format!("clear; vim -u NONE -N {backend}.txt\n");
+            let vim = format!("clear; vim -u NONE -N -c 'set ls=2 stl=%t:%{{&columns}}x%{{&lines}}' {backend}.txt\n");
             let steps = json!([
                 ["ready>", vim],
-                ["[New]", "ihello\u{1b}:w\n"],
+                [".txt:80x24", "ihello\u{1b}:w\n"],
                 ["written", ":q\n"],
                 // A window that grows while a full-screen program has it.
-                ["ready>", vim],
-                ["1L, 6B", "", 100, 30],
-                ["hello", ":echo 'is ' . &columns . 'x' . &lines\n"],
-                ["is 100x30", ":q\n"],
+                ["ready>", "clear; echo o''ne\n"],
+                ["one\nready>", vim],
+                [".txt:80x24", "", 100, 30],
+                [".txt:100x30", ":q\n"],
                 ["ready>", "clear; stty size\n"],
                 ["30 100\nready>", "exit 7\n"],
             ]);

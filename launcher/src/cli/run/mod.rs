@@ -26,6 +26,7 @@ use crate::resolve;
 use crate::result::{self, RunResult};
 use crate::session::{self, OpenRun, Session, Wanted};
 use crate::sys::{self, SignalFd};
+use crate::terminal::Pty;
 use crate::{enforcement::Enforcement, state};
 
 use approval::ApprovalArgs;
@@ -36,6 +37,9 @@ use status::Status;
 pub struct Args {
     #[command(flatten)]
     options: Options,
+    /// Give the command a terminal of its own, whatever the standard streams are.
+    #[arg(short, long)]
+    tty: bool,
     /// The command and its arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -160,16 +164,31 @@ fn variable(text: &str) -> Result<(String, String), String> {
 
 /// Runs the command and returns its exit status.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    start(args.options, args.command, false)
+    start(args.options, args.command, args.tty.then_some(Terminal::Command))
 }
 
 /// Runs the user's shell on the terminal that this process has.
 pub fn shell(args: ShellArgs) -> Result<ExitCode, Failure> {
     let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
-    start(args.options, vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-i".into()], true)
+    start(
+        args.options,
+        vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-i".into()],
+        Some(Terminal::Shell),
+    )
 }
 
-fn start(args: Options, command: Vec<OsString>, terminal: bool) -> Result<ExitCode, Failure> {
+/// What a terminal is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Terminal {
+    Command,
+    Shell,
+}
+
+fn start(
+    args: Options,
+    command: Vec<OsString>,
+    terminal: Option<Terminal>,
+) -> Result<ExitCode, Failure> {
     if let Some(file) = &args.result {
         result::check_writable(file).map_err(|error| {
             let what = format!("can't write the result to `{}`", file.display());
@@ -184,6 +203,7 @@ fn start(args: Options, command: Vec<OsString>, terminal: bool) -> Result<ExitCo
     let mut call = Call {
         argv: command,
         terminal,
+        pty: None,
         cwd: PathBuf::new(),
         run: new_id()?,
         session: new_id()?,
@@ -210,7 +230,8 @@ fn new_id() -> Result<String, Failure> {
 /// What is to run, and what is known of it so far.
 struct Call {
     argv: Vec<OsString>,
-    terminal: bool,
+    terminal: Option<Terminal>,
+    pty: Option<Pty>,
     cwd: PathBuf,
     run: String,
     session: String,
@@ -239,7 +260,7 @@ impl Call {
     }
 
     fn wanted(&self, default: Mode) -> Wanted<'_> {
-        Wanted { run: &self.run, argv: &self.argv, terminal: self.terminal, default }
+        Wanted { run: &self.run, argv: &self.argv, terminal: self.terminal.is_some(), default }
     }
 }
 
@@ -275,6 +296,12 @@ fn attempt(
         None => Resolution::resolve(default, None, None),
     };
     let escalation = args.approval.escalation(in_force.mode)?;
+    if call.terminal.is_some() {
+        let pty = Pty::open().map_err(|error| {
+            Failure::new(Code::RunnerFailed, "can't open a terminal for the command").because(error)
+        })?;
+        call.pty = Some(pty);
+    }
     // What can't be carried out needn't be asked about, and leaves no session behind.
     let expected = escalation.as_ref().map_or(in_force, |escalation| Resolution {
         mode: escalation.to(),
@@ -306,7 +333,7 @@ fn attempt(
         }
     };
     call.asks = approval::approval_policy(run.session(), &effective)? == ApprovalPolicy::Ask
-        && !call.terminal;
+        && call.terminal != Some(Terminal::Shell);
     // The mode may have been switched since the plan was made.
     let plan = if run.resolution() == expected {
         call.policy = Some(planned.policy.clone());
@@ -386,6 +413,9 @@ fn plan(
     let listed = listed.filter(|socket| socket.exists());
     let wanted: Vec<_> = args.socket.iter().cloned().chain(listed).collect();
     facts.machine.allowed = sockets(&wanted, &policy)?;
+    if let Some(pty) = &call.pty {
+        facts.machine.terminal = Some(pty.path().to_owned());
+    }
     let plan = Plan::new(policy, call.argv.clone(), call.cwd.clone(), &facts)?;
     if effective.history().is_some() && plan.kind == Kind::Runner {
         let what = "no history can be kept where nothing can be mounted";
@@ -477,7 +507,7 @@ fn announce(plan: &Plan, call: &Call, quiet: bool, verbose: bool) {
 fn context(
     args: &Options,
     effective: &Effective,
-    call: &Call,
+    call: &mut Call,
     run: &OpenRun,
     blocked: sys::SignalSet,
 ) -> Result<Context, Failure> {
@@ -501,11 +531,19 @@ fn context(
         let names: Vec<_> = withheld.iter().map(|name| sanitise(&name.to_string_lossy())).collect();
         complain(&format!("stockade: withheld from the environment: {}", names.join(", ")));
     }
+    let streams = take_streams().map_err(system)?;
+    let (terminal, streams) = match call.pty.take() {
+        Some(pty) => {
+            let (relay, streams) = pty.relay(streams).map_err(system)?;
+            (Some(relay), streams)
+        }
+        None => (None, streams),
+    };
     Ok(Context {
         session: call.session.clone(),
         session_directory: run.session().directory().to_owned(),
         run: call.run.clone(),
-        streams: take_streams().map_err(system)?,
+        streams,
         keep,
         environment,
         withheld,
@@ -514,6 +552,7 @@ fn context(
         signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
         history: effective.history().map(|(bounds, _)| bounds),
         timeout: args.timeout.or(effective.settings.timeout.as_ref().map(|timeout| timeout.value)),
+        terminal,
     })
 }
 
