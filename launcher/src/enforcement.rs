@@ -63,6 +63,18 @@ pub enum Gap {
     OtherTerminals,
     /// Limits and priorities of the caller's processes outside can be changed.
     OtherProcesses,
+    /// Something may be written that the file system doesn't serve.
+    UnservedBinds,
+    /// What read-only mounts refuse isn't recorded.
+    Refusals,
+    /// Input can be pushed into the caller's terminal.
+    TerminalInjection,
+    /// The user's keyrings can be reached.
+    Keyrings,
+    /// Descriptors that the caller left open reach the command.
+    Descriptors,
+    /// The command keeps capabilities that can undo mounts.
+    Capabilities,
 }
 
 impl Gap {
@@ -91,6 +103,12 @@ impl Gap {
             Self::OwnState => "own-state",
             Self::OtherTerminals => "other-terminals",
             Self::OtherProcesses => "other-processes",
+            Self::UnservedBinds => "unserved-binds",
+            Self::Refusals => "unrecorded-refusals",
+            Self::TerminalInjection => "terminal-injection",
+            Self::Keyrings => "keyrings",
+            Self::Descriptors => "inherited-descriptors",
+            Self::Capabilities => "capabilities",
         }
     }
 }

@@ -387,7 +387,7 @@ fn end_strays() {
 }
 
 /// Returns the processes below this one.
-fn descendants() -> Vec<Pid> {
+pub(crate) fn descendants() -> Vec<Pid> {
     let mut found = Vec::new();
     let mut pending = vec![rustix::process::getpid()];
     while let Some(parent) = pending.pop() {

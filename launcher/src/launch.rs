@@ -16,17 +16,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
-use stockade_fusefs::{HistoryConfig, Owner, Server, ServerConfig};
 use stockade_observe::history::Bounds;
 use stockade_observe::{
     Ending, OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time,
 };
 
 use crate::error::{Code, Failure};
-use crate::namespace::{Confine, Namespace, NamespaceError, Program, Region, Setup, Step};
+use crate::namespace::{Confine, Namespace, NamespaceError, Program, Setup, Step};
 use crate::plan::{Kind, Plan};
-use crate::resolve::Places;
 use crate::result::RunResult;
+use crate::serve::{Served, open_regions};
 use crate::spec::{self, Spec};
 use crate::supervise::{Supervisor, conclude, wait_for_servers};
 use crate::sys::{self, CStringArray, SignalFd, SignalSet};
@@ -155,7 +154,7 @@ impl Ended {
     }
 }
 
-fn runner(what: &str) -> impl FnOnce(io::Error) -> Failure {
+pub(crate) fn runner(what: &str) -> impl FnOnce(io::Error) -> Failure {
     let what = what.to_owned();
     move |error| Failure::new(Code::RunnerFailed, what).because(error)
 }
@@ -197,24 +196,11 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
         Ok(devices) => devices,
         Err(error) => return Ended::failed(namespace_failure(error), Some(recorder)),
     };
-    let mut servers = Vec::new();
-    let temporary = Places::of_this_machine(Vec::new()).temporary;
-    for (number, ((path, source), device)) in
-        plan.regions.iter().zip(sources).zip(devices).enumerate()
-    {
-        let kept = context.session_directory.join("kept").join(&context.run);
-        let keeps = plan.policy.root.starts_with(path) || !is_temporary(path, &temporary);
-        let history = context.history.filter(|_| keeps).map(|bounds| HistoryConfig {
-            directory: history_directory(&context.session_directory, &context.run)
-                .join(number.to_string()),
-            source: path.clone(),
-            bounds,
-        });
-        match serve(plan, path.clone(), source, device, &recorder, (kept, history)) {
-            Ok(server) => servers.push(server),
-            Err(failure) => return Ended::failed(failure, Some(recorder)),
-        }
-    }
+    let served = served(plan, &context);
+    let servers = match served.serve(sources, devices, &recorder) {
+        Ok(servers) => servers,
+        Err(failure) => return Ended::failed(failure, Some(recorder)),
+    };
     let sent = send(plan, &context, control.as_fd());
     // Nobody but the command holds these from here on.
     let Context { streams, keep, run, signals, timeout, terminal, .. } = context;
@@ -248,24 +234,7 @@ struct Prepared {
 }
 
 fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
-    let owner = owner(plan);
-    let mut sources = Vec::new();
-    let mut regions = Vec::new();
-    for path in &plan.regions {
-        let opened = rustix::fs::open(
-            path,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(io::Error::from);
-        let what = format!("can't open `{}`", path.display());
-        let source = opened.map_err(runner(&what))?;
-        let region = Region::new(path, source.as_fd(), |device| {
-            stockade_fusefs::mount_data(device, &owner, true)
-        });
-        regions.push(region.map_err(runner(&what))?);
-        sources.push(source);
-    }
+    let (sources, regions) = open_regions(&plan.regions, plan.user_namespace)?;
     let (control, theirs) = spec::channel().map_err(runner("can't make a control channel"))?;
     let (errors, errors_writer) = io::pipe().map_err(runner("can't make a pipe"))?;
     let helper = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -280,6 +249,7 @@ fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
         environment: CStringArray::new(vec![c"PATH=/usr/bin:/bin".to_owned()]),
         keep: vec![theirs, helper],
         stderr: Some(errors_writer.into()),
+        signals: None,
     };
     let user = plan
         .user_namespace
@@ -299,7 +269,7 @@ fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
         Kind::Bubblewrap | Kind::Runner | Kind::Custom => None,
     };
     let mounts = plan.kind != Kind::Runner;
-    let setup = Setup { user, mounts, regions, confine, program: Some(program) };
+    let setup = Setup { user, mounts, regions, kept: Vec::new(), confine, program: Some(program) };
     let namespace = Namespace::start(setup).map_err(runner("can't start a process"))?;
     Ok(Prepared { sources, namespace, control, errors })
 }
@@ -344,44 +314,16 @@ fn c_strings(paths: &[PathBuf]) -> io::Result<Vec<CString>> {
     paths.iter().map(|path| spec::c_string(path.as_os_str())).collect()
 }
 
-fn owner(plan: &Plan) -> Owner {
-    if plan.user_namespace {
-        let groups = rustix::process::getgroups().unwrap_or_default();
-        Owner::User {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            groups: groups.into_iter().map(rustix::process::Gid::as_raw).collect(),
-        }
-    } else {
-        Owner::Root
+fn served<'p>(plan: &'p Plan, context: &Context) -> Served<'p> {
+    Served {
+        policy: &plan.policy,
+        rules: &plan.rules,
+        regions: &plan.regions,
+        user_namespace: plan.user_namespace,
+        history: context.history,
+        session_directory: context.session_directory.clone(),
+        run: context.run.clone(),
     }
-}
-
-fn serve(
-    plan: &Plan,
-    path: PathBuf,
-    source: OwnedFd,
-    device: OwnedFd,
-    recorder: &Recorder,
-    (kept, history): (PathBuf, Option<HistoryConfig>),
-) -> Result<Server, Failure> {
-    let config = ServerConfig {
-        rules: plan.rules.clone(),
-        policy: plan.policy.clone(),
-        sink: recorder.sink(),
-        source,
-        path,
-        owner: owner(plan),
-        passthrough: !plan.user_namespace,
-        state: crate::state::staged_directory(),
-        observed: recorder.observed(),
-        kept: Some(kept),
-        history,
-        threads: 0,
-    };
-    stockade_fusefs::serve(device, config).map_err(|error| {
-        Failure::new(Code::MountFailed, "the file system can't be served").because(error)
-    })
 }
 
 /// Returns where a run's histories are.
@@ -390,12 +332,7 @@ pub fn history_directory(session: &Path, run: &str) -> PathBuf {
     session.join("history").join(run)
 }
 
-/// Tells whether a directory is one for temporary files, of which no history is kept.
-fn is_temporary(path: &Path, temporary: &[PathBuf]) -> bool {
-    temporary.iter().any(|one| std::fs::canonicalize(one).is_ok_and(|one| one == path))
-}
-
-fn namespace_failure(error: NamespaceError) -> Failure {
+pub(crate) fn namespace_failure(error: NamespaceError) -> Failure {
     let remedy = probe::namespace_remedy(&error);
     let (code, message) = match error.step {
         Step::UserNamespace

@@ -5,6 +5,7 @@
 pub mod approve;
 pub mod backend;
 pub mod cli;
+pub mod compat;
 pub mod config;
 pub mod connect;
 pub mod enforcement;
@@ -23,6 +24,7 @@ pub mod resolve;
 pub mod restrict;
 pub mod result;
 pub mod runner;
+mod serve;
 pub mod session;
 pub mod spec;
 pub mod state;

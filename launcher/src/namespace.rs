@@ -28,7 +28,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 
-use crate::sys::{self, CStringArray, Child};
+use crate::sys::{self, CStringArray, Child, SignalSet};
 
 /// The device that FUSE mounts are made from.
 pub const DEVICE: &CStr = c"/dev/fuse";
@@ -207,6 +207,35 @@ pub struct Program {
     pub keep: Vec<OwnedFd>,
     /// What becomes its standard error.
     pub stderr: Option<OwnedFd>,
+    /// The signals that it starts with as blocked and as ignored, where they aren't to stay as they are here.
+    pub signals: Option<(SignalSet, SignalSet)>,
+}
+
+/// Something in a region that stays the host's: a socket that the caller names.
+#[derive(Debug)]
+pub struct Kept {
+    target: CString,
+    /// Holds the number under which the child opens it.
+    placeholder: OwnedFd,
+    link: CString,
+}
+
+impl Kept {
+    /// Prepares to keep what is at a path.
+    ///
+    /// # Errors
+    /// Descriptors ran out.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let placeholder = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let link = CString::new(format!("/proc/self/fd/{}", placeholder.as_raw_fd()))?;
+        Ok(Self { target: CString::new(path.as_os_str().as_bytes())?, placeholder, link })
+    }
+
+    fn open(&self) -> rustix::io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&*self.target, flags, Mode::empty())?;
+        sys::dup_onto(file.as_fd(), self.placeholder.as_fd())
+    }
 }
 
 /// What our own namespaces confine.
@@ -231,6 +260,8 @@ pub struct Setup {
     pub mounts: bool,
     /// What is mounted.
     pub regions: Vec<Region>,
+    /// What stays the host's in the regions.
+    pub kept: Vec<Kept>,
     /// What our namespaces do in the place of bubblewrap's.
     pub confine: Option<Confine>,
     /// What runs then; without one the child ends when it is told to go.
@@ -374,6 +405,9 @@ fn in_child(
     if let Some(confine) = &setup.confine {
         confine.cover()?;
     }
+    for kept in &setup.kept {
+        kept.open().map_err(at(Step::OpenRegion))?;
+    }
     for (index, region) in setup.regions.iter().enumerate() {
         mount_region(region, index, socket)?;
     }
@@ -389,6 +423,16 @@ fn in_child(
         && let Some(status) = confine.in_own_namespaces()?
     {
         sys::leave(status);
+    }
+    for kept in &setup.kept {
+        // The file system below answers from here on (invariant I4).
+        rustix::mount::mount_bind(&*kept.link, &*kept.target).map_err(at(Step::Mount))?;
+    }
+    if let Some((blocked, ignored)) = program.signals {
+        for signal in 1..=sys::LAST_SIGNAL {
+            sys::set_ignored(signal, ignored.contains(signal));
+        }
+        sys::set_signal_mask(blocked);
     }
     for fd in &program.keep {
         sys::keep_over_exec(fd.as_fd()).map_err(at(Step::Exec))?;

@@ -166,7 +166,14 @@ pub fn can_trace() -> bool {
 
 fn try_namespaces() -> io::Result<Namespace> {
     let user = (!can_mount()).then(|| (geteuid().as_raw(), rustix::process::getegid().as_raw()));
-    let setup = Setup { user, mounts: true, regions: Vec::new(), confine: None, program: None };
+    let setup = Setup {
+        user,
+        mounts: true,
+        regions: Vec::new(),
+        kept: Vec::new(),
+        confine: None,
+        program: None,
+    };
     Namespace::start(setup)
 }
 
@@ -324,14 +331,19 @@ pub fn namespace_remedy(error: &NamespaceError) -> String {
     "a seccomp filter or security module forbids it; run stockade outside of it".to_owned()
 }
 
-/// Looks for a program in `path` (a `PATH` value), skipping entries that aren't absolute.
+/// Looks for a program in `path` (a `PATH` value), skipping entries that aren't absolute, and this very program under another's name.
 #[must_use]
 pub fn find_program(name: &str, path: &OsStr) -> Option<PathBuf> {
     path.as_bytes()
         .split(|&byte| byte == b':')
         .map(|directory| Path::new(OsStr::from_bytes(directory)).join(name))
         .filter(|candidate| candidate.is_absolute())
-        .find(|candidate| is_executable(candidate))
+        .find(|candidate| is_executable(candidate) && !is_this(candidate))
+}
+
+fn is_this(candidate: &Path) -> bool {
+    std::env::current_exe()
+        .is_ok_and(|this| fs::canonicalize(candidate).is_ok_and(|candidate| candidate == this))
 }
 
 /// Tells whether this process may execute a file.

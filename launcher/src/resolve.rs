@@ -239,6 +239,11 @@ fn unusable(path: &Path, what: &str, error: io::Error) -> Failure {
 /// Directories of the kernel's, which can neither lie in a region nor contain one.
 const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
+/// Tells whether the file system can serve a directory.
+pub(crate) fn servable(directory: &Path) -> bool {
+    check_region(directory).is_ok()
+}
+
 fn check_region(region: &Path) -> Result<(), Failure> {
     let invalid = |why: String| {
         Err(Failure::new(

@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand. Only this module prints.
 
+mod bwrap_compat;
 mod completions;
 mod config;
 mod diff;
@@ -45,6 +46,7 @@ enum Command {
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
+    BwrapCompat(bwrap_compat::Args),
 }
 
 /// The status of a command that Stockade refused or failed to run.
@@ -53,8 +55,10 @@ pub const FAILED: u8 = 125;
 /// Runs the command line and returns the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
-    if let Some(status) =
-        init::main_if_asked().or_else(runner::main_if_asked).or_else(escape::main_if_asked)
+    if let Some(status) = init::main_if_asked()
+        .or_else(runner::main_if_asked)
+        .or_else(escape::main_if_asked)
+        .or_else(bwrap_compat::main_if_asked)
     {
         return status;
     }
@@ -81,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => completions::man(&args),
+        Command::BwrapCompat(args) => Ok(bwrap_compat::run(args.words)),
     };
     done.unwrap_or_else(|failure| report(&failure))
 }

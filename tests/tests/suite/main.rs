@@ -6,6 +6,7 @@
 mod attempts;
 mod backends;
 mod battery;
+mod compat;
 mod config;
 mod crash;
 mod danger;

@@ -15,6 +15,8 @@ pub const MOVED: &str = include_str!("../../programs/moved.py");
 pub const SOCKETS: &str = include_str!("../../programs/sockets.py");
 /// A terminal, with somebody who waits for texts and types.
 pub const TERMINAL: &str = include_str!("../../programs/terminal.py");
+/// A hundred operations on files, each with its answer.
+pub const COMPAT: &str = include_str!("../../programs/compat.py");
 /// Sequences of system calls whose every answer is printed.
 pub const POSIX: &str = include_str!("../../programs/posix.py");
 
