@@ -229,10 +229,13 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
             if let Err(error) = rustix::io::read(wake, &mut count) {
                 tracing::debug!(%error, "woken by nothing");
             }
-            for (parent, name) in std::mem::take(&mut *watches.later.lock()) {
+            // Telling waits for operations under way, and those may have more to be told: no lock is held by then.
+            let names = std::mem::take(&mut *watches.later.lock());
+            let nodes = std::mem::take(&mut *watches.later_nodes.lock());
+            for (parent, name) in names {
                 notifier.entry(parent, &name);
             }
-            for id in std::mem::take(&mut *watches.later_nodes.lock()) {
+            for id in nodes {
                 notifier.inode(id, true);
             }
         }
