@@ -242,7 +242,12 @@ impl Fs {
         Ok(self.answer(parent, self.table.again(node), stat))
     }
 
-    fn answer<'s>(&'s self, parent: &Node, pending: PendingLookup<'s>, stat: Stat) -> Entry<'s> {
+    pub(crate) fn answer<'s>(
+        &'s self,
+        parent: &Node,
+        pending: PendingLookup<'s>,
+        stat: Stat,
+    ) -> Entry<'s> {
         let name_life = self.name_life(parent);
         let attr_life = self.tell(&pending.node, &stat);
         let stat = self.show(&pending.node, stat);

@@ -37,6 +37,8 @@ pub struct FileHandle {
     pub exec: bool,
     /// Each write is judged as the content of the git file that this is.
     pub judged: bool,
+    /// Its node stands for another inode since, which isn't to be written (`ops/judge.rs`).
+    pub parted: AtomicBool,
     /// It was opened with staged content.
     pub staged: bool,
     /// Whoever opened it for writing knew the content, or was let write over it unseen.

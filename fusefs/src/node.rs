@@ -24,7 +24,7 @@ mod table;
 
 pub use table::{PendingLookup, Table};
 
-/// See [`Node::stamped`].
+/// No time: see [`Node::stamped`] and [`Node::born`].
 pub const UNSTAMPED: i64 = i64::MIN;
 
 /// The number of the root in the FUSE protocol.
@@ -78,12 +78,14 @@ pub struct Node {
     pub staged: Mutex<Option<Staged>>,
     /// Why what was staged last didn't get its name, and never will.
     pub lost: OnceLock<FsError>,
+    /// Who wrote to it before may write no more, but what they try stands in the kernel's cache until it's refused.
+    pub parted: AtomicBool,
     /// Held while the file is judged and moved, and while it's opened for writing.
     pub gate: Mutex<()>,
     /// The version whose pages the kernel may still cache.
     pub cached: Mutex<Option<Version>>,
-    /// When a staged file was last created or removed in a directory, in nanoseconds: the host's directory changes only
-    /// when one is published.
+    /// When a staged file was last created or removed in a directory, in nanoseconds, or [`UNSTAMPED`]: the host's directory
+    /// changes only when one is published.
     pub born: AtomicI64,
     /// The modification time that a program gave a directory, if no name was made in it since (nanoseconds; else
     /// [`UNSTAMPED`]). A publication leaves it at that.
@@ -343,9 +345,10 @@ impl Node {
             running: AtomicUsize::new(0),
             staged: Mutex::new(None),
             lost: OnceLock::new(),
+            parted: AtomicBool::new(false),
             gate: Mutex::new(()),
             cached: Mutex::new(None),
-            born: AtomicI64::new(0),
+            born: AtomicI64::new(UNSTAMPED),
             stamped: AtomicI64::new(UNSTAMPED),
             told: AtomicI64::new(0),
             moved: Mutex::new(None),

@@ -467,6 +467,20 @@ def maps():
     put("exe", b"#!/bin/sh\necho run\n")
     os.chmod("exe", 0o755)
     say(os.popen("./exe").read())
+    # A map of a file that was made for appending doesn't keep others out.
+    for flags in (0, os.O_APPEND, os.O_APPEND | os.O_TRUNC):
+        name = f"appended-{flags:o}"
+        fd = os.open(name, os.O_CREAT | os.O_RDWR | flags, 0o644)
+        os.write(fd, b"content")
+        map = mmap.mmap(fd, 7)
+        tell("mapped", get, name)
+        map[0:1] = b"C"
+        tell("mapped by another", forked, lambda: get(name))
+        os.write(fd, b" and more")
+        tell("mapped and appended", get, name)
+        map.close()
+        os.close(fd)
+        tell("closed", get, name)
 
 
 @section
@@ -765,6 +779,14 @@ def times():
     say("kept over rewrite", os.stat("f").st_mtime_ns)
 
 
+    # A directory's own time counts, though a file in it isn't published yet.
+    for moment in (-1_500_000_000, 0, 5):
+        fd = os.open("d/unpublished", os.O_CREAT | os.O_WRONLY, 0o644)
+        os.utime("d", ns=(0, moment))
+        say("before the close", os.stat("d").st_mtime_ns)
+        os.close(fd)
+        say("after it", os.stat("d").st_mtime_ns)
+        os.unlink("d/unpublished")
     # What is published late must not be seen to change by itself: git takes such a file for modified.
     for name in ("late", "late"):
         fd = os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
@@ -1060,6 +1082,44 @@ def permissions():
     put("script", b"#!/bin/sh\necho ran $0 $1\n")
     os.chmod("script", 0o755)
     say(os.popen("./script argument").read())
+    # What was made before its directory was closed is there afterwards.
+    os.mkdir("shut")
+    directory = os.open("shut", os.O_RDONLY)
+    for mode in (0o600, 0o500, 0o300, 0):
+        fd = os.open(f"shut/made-{mode:o}", os.O_CREAT | os.O_WRONLY, 0o644)
+        put(f"shut/old-{mode:o}", b"old content")
+        rewrite = os.open(f"shut/old-{mode:o}", os.O_TRUNC | os.O_WRONLY)
+        os.write(fd, b"content")
+        os.write(rewrite, b"new")
+        os.fchmod(directory, mode)
+        os.write(rewrite, b" content")
+        tell("sync", os.fsync, fd)
+        tell("sync", os.fsync, rewrite)
+        tell("chmod", os.fchmod, fd, 0o640)
+        tell("times", os.utime, rewrite, (1, 1))
+        tell("close", os.close, fd)
+        tell("close", os.close, rewrite)
+        os.fchmod(directory, 0o700)
+        say(sorted(os.listdir("shut")), get(f"shut/made-{mode:o}"), get(f"shut/old-{mode:o}"))
+    # Listing what may not be searched leaves alone what is open.
+    os.mkdir("closed")
+    fd = os.open("closed/f", os.O_CREAT | os.O_RDWR, 0o644)
+    os.write(fd, b"content")
+    directory = os.open("closed", os.O_RDONLY)
+    os.mkdir("closed/d")
+    here = os.open(".", os.O_RDONLY)
+    os.chdir("closed/d")
+    os.listdir(".")
+    os.fchmod(directory, 0o600)
+    say(sorted(os.listdir(directory)))
+    tell("open in what may not be searched", lambda: os.fstat(fd).st_size)
+    tell("read there", os.pread, fd, 20, 0)
+    tell("write there", os.write, fd, b"more")
+    tell("work there", lambda: (os.stat(".").st_mode, os.listdir(".")))
+    os.fchdir(here)
+    os.fchmod(directory, 0o700)
+    tell("and again", get, "closed/f")
+    tell("and again", os.listdir, "closed/d")
 
 
 @section

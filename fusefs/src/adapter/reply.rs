@@ -88,8 +88,15 @@ pub fn created(reply: ReplyCreate, entry: Entry<'_>, opened: Opened) {
         Data::Cached { .. } => {
             reply.created(&life, &attr, generation, handle, quiet(opened));
         }
-        // A fresh node has no earlier file to be detached from.
-        Data::Direct | Data::Detached(_) => {
+        // Without its backing file, a shared map of it would go through the kernel's cache, and nobody else could open
+        // the file by passthrough any more.
+        Data::Detached(id) => {
+            let backing = lend(&reply, id);
+            let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
+            reply.created_passthrough(&life, &attr, generation, handle, how, &backing);
+            let _: u32 = backing.into_raw();
+        }
+        Data::Direct => {
             let how = quiet(opened) | FopenFlags::FOPEN_DIRECT_IO;
             reply.created(&life, &attr, generation, handle, how);
         }

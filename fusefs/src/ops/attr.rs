@@ -14,7 +14,7 @@ use super::guard::Noted;
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Fs};
 use crate::host::{self, Stamp, Stat};
-use crate::node::Node;
+use crate::node::{Node, UNSTAMPED};
 use crate::ops::thread::keeping_set_id;
 
 /// A time that is set.
@@ -23,6 +23,9 @@ pub enum When {
     Now,
     At(Stamp),
 }
+
+/// What the owner of a directory needs to give a file its name there.
+const OWNER_ENTERS: u32 = 0o300;
 
 /// What `setattr` changes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -104,6 +107,9 @@ impl Fs {
             self.audited(event, result)
         };
         if let Some(mode) = change.mode {
+            if mode & OWNER_ENTERS != OWNER_ENTERS && allowed.is_ok() {
+                self.publishes_within(&node);
+            }
             step(Op::Chmod, &|| keeping_set_id(|| self.self_fd.chmod(pin.as_fd(), mode)))?;
         }
         if change.uid.is_some() || change.gid.is_some() {
@@ -120,7 +126,7 @@ impl Fs {
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = stamps(change);
-            node.born.store(0, Ordering::Release);
+            node.born.store(UNSTAMPED, Ordering::Release);
             step(Op::Utimes, &|| {
                 Ok(rustix::fs::utimensat(&*pin, c"", &times, AtFlags::EMPTY_PATH)?)
             })?;

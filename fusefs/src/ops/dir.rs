@@ -106,7 +106,7 @@ impl Fs {
                         stream.advance();
                         continue;
                     }
-                    Err(_) => None,
+                    Err(_) => self.held_entry(&dir.node, listed),
                 }
             };
             if add(listed, shown, entry) {
@@ -129,6 +129,23 @@ impl Fs {
         let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
         let stat = host::stat_at(dir, &name)?;
         self.entry(parent, dir, &name, stat)
+    }
+
+    /// Returns what the kernel knows already and its name doesn't lead to any more, as in a directory that may not be
+    /// searched: anything else would be taken for another file, and whoever has this one open gets errors.
+    fn held_entry(&self, parent: &Arc<Node>, listed: &Listed) -> Option<Entry<'_>> {
+        let found = host::Stat { dev: parent.key().dev, ino: listed.ino, ..host::Stat::default() };
+        let node = self.table.peek(&found)?;
+        if !node.is_called(parent, &listed.name) {
+            return None;
+        }
+        let pinned = node.held_pin().and_then(|pin| host::stat_fd(pin.as_fd()).ok());
+        let opened = || {
+            let files = self.handles.of(node.id);
+            files.iter().find_map(|file| host::stat_fd(file.fd.get()?.as_fd()).ok())
+        };
+        let stat = pinned.or_else(opened)?;
+        Some(self.answer(parent, self.table.again(&node), stat))
     }
 
     /// Returns the inode number that a listing shows: the same that `stat` shows, never 0.

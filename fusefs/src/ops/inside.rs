@@ -144,9 +144,22 @@ impl Fs {
             held.push(pending);
         }
         let name = Name { parent, name: last.to_os_string() };
-        self.leads(node, &name).ok_or(FsError::Stale)?;
+        if self.leads(node, &name).is_none() && !self.is_shut(&name) {
+            return Err(FsError::Stale);
+        }
         node.add_name(&name.parent, &name.name);
         self.paths_moved();
         Ok(true)
+    }
+
+    /// Tells whether a name lies in a directory that we may not search: what is open there goes on where the kernel says it
+    /// is.
+    fn is_shut(&self, name: &Name) -> bool {
+        let (Ok(dir), Ok(component)) = (self.table.pin(&name.parent), host::component(&name.name))
+        else {
+            return false;
+        };
+        host::stat_at(dir.as_fd(), &component)
+            .is_err_and(|error| error.errno() == rustix::io::Errno::ACCESS)
     }
 }

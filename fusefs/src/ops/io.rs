@@ -1,6 +1,6 @@
 //! Data: what comes to us when the kernel doesn't pass it through.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
@@ -52,6 +52,11 @@ impl Fs {
         let append = flags.contains(OFlags::APPEND);
         // What is judged is what stands there until it's written: pages of a mapping come beside other writes.
         let _gate = file.judged.then(|| file.node.gate.lock());
+        if let Err(error) = self.is_parted(&file) {
+            let path = self.path(&file.node);
+            let event = Self::event(self.who(caller), Op::Write, path, Some(file.node.key()));
+            return self.audited(event, Err(error));
+        }
         if file.judged
             && let Err(error) = self.judge_write(&file, &file.path, offset, data)
         {
@@ -99,11 +104,20 @@ impl Fs {
             if let Some(name) = file.node.name() {
                 // The new name must be as durable as the content.
                 let dir = self.table.pin(&name.parent)?;
-                let dir = self.self_fd.open_pin(dir.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
-                sync(dir.as_fd(), false)?;
+                self.sync_directory(&dir, fd.as_fd())?;
             }
         }
         Ok(())
+    }
+
+    /// Makes the names in a directory durable. One that may not be read is synced along with everything else on the file
+    /// system of `file`.
+    pub(crate) fn sync_directory(&self, dir: &OwnedFd, file: BorrowedFd<'_>) -> FsResult<()> {
+        match self.self_fd.open_pin(dir.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(dir) => sync(dir.as_fd(), false),
+            Err(error) if error.errno() == Errno::ACCESS => Ok(rustix::fs::syncfs(file)?),
+            Err(error) => Err(error),
+        }
     }
 
     pub fn fallocate(

@@ -2,7 +2,8 @@
 //!
 //! Git writes its configuration beside the name and renames it into place; that rename is where the new content is
 //! judged. What is judged must stay what it was: a file that somebody still holds open for writing, or that has another
-//! name, is first given an inode of its own, which nobody else has ever seen. Files that git writes directly (`.git`
+//! name, is first given an inode of its own, which nobody else has ever seen; whoever held it writes to it no more.
+//! Files that git writes directly (`.git`
 //! and `commondir` of a linked working tree) are judged at each write.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,10 +41,6 @@ impl Fs {
         if !stat.is_regular() {
             return Ok(());
         }
-        if stat.nlink > 1 || node.writers.load(Ordering::Acquire) > 0 {
-            self.freshen(node)?;
-        }
-        let new = self.content(&*self.table.pin(node)?)?;
         let old = match displaced {
             Some((stat, _)) if stat.is_regular() => {
                 let pin = host::pin_at(to_dir, to_name)?;
@@ -51,7 +48,38 @@ impl Fs {
             }
             _ => None,
         };
-        self.rules.judge(to, old.as_deref(), &new).map_err(FsError::Denied)
+        let judge = || {
+            let new = self.content(&*self.table.pin(node)?)?;
+            self.rules.judge(to, old.as_deref(), &new).map_err(FsError::Denied)
+        };
+        judge()?;
+        if stat.nlink > 1 || node.writers.load(Ordering::Acquire) > 0 {
+            let holders = self.handles.of(node.id);
+            let part = |parted| {
+                for file in holders.iter().filter(|file| file.writable()) {
+                    file.parted.store(parted, Ordering::Release);
+                }
+            };
+            part(true);
+            node.parted.store(true, Ordering::Release);
+            self.freshen(node).inspect_err(|_| part(false))?;
+            // It may have been written to meanwhile, and those pages may be in the kernel's cache.
+            self.watches.later_node(node.id);
+            judge()?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a write through a descriptor whose file was given an inode of its own when it became git's: it would go
+    /// nowhere, but be seen inside in the kernel's cache.
+    pub(crate) fn is_parted(&self, file: &FileHandle) -> FsResult<()> {
+        if !file.parted.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // A mapping's pages are in the cache already.
+        self.watches.later_node(file.node.id);
+        self.may_write(&file.node)?;
+        Err(Errno::STALE.into())
     }
 
     /// Judges what a file would hold after a write.

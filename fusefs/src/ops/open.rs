@@ -208,6 +208,9 @@ impl Fs {
             let set_id = || fd.as_ref().is_some_and(|fd| host::has_set_id(fd.as_fd()));
             let ours = writable && (!author || set_id());
             self.flow(node, flags, ours).unwrap_or_else(|| {
+                if node.parted.load(Ordering::Acquire) {
+                    return Data::Direct;
+                }
                 let mut cached = node.cached.lock();
                 let keep = opened.is_some() && *cached == opened && !flags.contains(OFlags::TRUNC);
                 *cached = opened;
@@ -248,6 +251,7 @@ impl Fs {
             passthrough: matches!(data, Data::Passthrough(_)),
             counted: matches!(data, Data::Passthrough(_) | Data::Detached(_)),
             judged,
+            parted: AtomicBool::new(false),
             staged,
             who,
             path,

@@ -360,6 +360,19 @@ impl Fs {
         }
     }
 
+    /// Publishes what is staged in a directory, since its permissions may not let us do so later. What can't be published
+    /// stays staged, and its writer hears of it.
+    pub(crate) fn publishes_within(&self, dir: &Node) {
+        for (_, node) in self.overlay.within(dir.id) {
+            if let Err(error) = self.publish(&node) {
+                tracing::debug!(
+                    ?error,
+                    "staged content wasn't published before its directory is closed"
+                );
+            }
+        }
+    }
+
     /// Gives staged content its name on the host, in one step.
     ///
     /// # Errors
@@ -437,8 +450,9 @@ impl Fs {
             node.lost.get_or_init(|| error.clone());
         }
         let Some(Staged { place, .. }) = slot.take() else { return result };
-        drop(slot);
+        // Before anybody sees that nothing is staged any more: the name may be taken away and made anew at once.
         self.overlay.remove(place.parent.id, &place.name);
+        drop(slot);
         if !published {
             // Whoever holds it open goes on with a file that has no name; the name leads to the host's file.
             node.remove_name(&place.parent, &place.name);
@@ -469,8 +483,7 @@ impl Fs {
             }
         }
         if self.durable && !matches!(put, Put::Refused { .. }) {
-            let dir = self.self_fd.open_pin(dir.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
-            rustix::fs::fsync(&dir)?;
+            self.sync_directory(&dir, staged.fd.as_fd())?;
         }
         Ok(put)
     }

@@ -66,6 +66,7 @@ impl Fs {
             if !is_acl(name) {
                 return Ok(set()?);
             }
+            self.publishes_within(&node);
             // An ACL changes the mode, too: the set-group-id bit stays for those in the group alone.
             let gid = host::stat_fd(pin.as_fd())?.gid;
             Ok(if self.keeps_set_gid(caller, gid) {
