@@ -13,6 +13,7 @@ mod digest;
 mod fixture;
 mod identity;
 mod leak;
+pub mod model;
 mod receiver;
 mod skip;
 mod world;
