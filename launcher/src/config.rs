@@ -50,12 +50,32 @@ pub fn default_file() -> Option<PathBuf> {
     state::configuration_directory().map(|directory| directory.join("config.toml"))
 }
 
-/// Returns Stockade's own directories: the state, which is canonical, and the configuration.
+/// Returns Stockade's own directories: the state, which is canonical, and the configuration, which need not exist. Each
+/// is also there as the environment spells it: who could change the way to it, could put another in its place.
 #[must_use]
 pub fn own_directories(state: &Path) -> Vec<PathBuf> {
-    let configuration =
-        state::configuration_directory().and_then(|path| fs::canonicalize(path).ok());
-    std::iter::once(state.to_owned()).chain(configuration).collect()
+    let mut own = vec![state.to_owned()];
+    let spelled = state::directory().ok().into_iter().chain(state::configuration_directory());
+    for path in spelled.flat_map(|path| [real(&path), path]) {
+        if !own.contains(&path) {
+            own.push(path);
+        }
+    }
+    own
+}
+
+/// Returns those of them that can be hidden by a mount. What isn't there can't be made by the command.
+pub(crate) fn there(own: Vec<PathBuf>) -> Vec<PathBuf> {
+    own.into_iter().filter(|path| fs::canonicalize(path).is_ok_and(|real| real == *path)).collect()
+}
+
+/// Returns what a path leads to: its nearest ancestor that exists, canonical, and the names that are missing.
+pub(crate) fn real(path: &Path) -> PathBuf {
+    let found = path.ancestors().find_map(|ancestor| {
+        let rest = path.strip_prefix(ancestor).ok()?;
+        Some(fs::canonicalize(ancestor).ok()?.components().chain(rest.components()).collect())
+    });
+    found.unwrap_or_else(|| path.to_owned())
 }
 
 /// Reads a configuration: the file that is named, else the one in the configuration directory if there is one.

@@ -23,6 +23,8 @@ pub enum Enforcement {
 pub enum Gap {
     /// Abstract Unix sockets of the host can be reached.
     AbstractSockets,
+    /// A path that can't be read, and that nothing of existed at the start, could be read once the host makes it.
+    LateDeniedPaths,
     /// Unix sockets that the host makes after the start, outside of what is served, can be reached.
     LateSockets,
     /// Writes follow hard links out.
@@ -83,6 +85,7 @@ impl Gap {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::AbstractSockets => "abstract-sockets",
+            Self::LateDeniedPaths => "late-denied-paths",
             Self::LateSockets => "late-sockets",
             Self::HardLinks => "hard-links",
             Self::HostSockets => "host-sockets",

@@ -197,6 +197,8 @@ struct Command {
     environment: CStringArray,
     ignored: SignalSet,
     blocked: SignalSet,
+    umask: Mode,
+    file_size: Option<u64>,
     filter: Option<Filter>,
     keeps_cores: bool,
     guarded: bool,
@@ -226,6 +228,8 @@ impl Command {
             environment: CStringArray::new(spec.environment),
             ignored: spec.ignored,
             blocked: spec.blocked,
+            umask: Mode::from_bits_truncate(spec.umask),
+            file_size: spec.file_size,
             filter: spec.confined.then(|| {
                 let sockets = if spec.guarded { Sockets::Guarded } else { Sockets::Open };
                 Filter::new(&filter::program(sockets))
@@ -280,6 +284,8 @@ impl Command {
             sys::set_ignored(signal, self.ignored.contains(signal));
         }
         sys::set_signal_mask(self.blocked);
+        rustix::process::umask(self.umask);
+        crate::caller::limit_file_size(self.file_size);
         let mut failure = Errno::NOENT;
         for (path, shell_argv) in self.candidates.iter().zip(&self.shell_argv) {
             match sys::exec(path, &self.argv, &self.environment) {

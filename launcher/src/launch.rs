@@ -78,6 +78,10 @@ pub struct Context {
     pub ignored: SignalSet,
     /// Signals that the command starts with as blocked.
     pub blocked: SignalSet,
+    /// The umask that the command starts with.
+    pub umask: u32,
+    /// The soft limit of the size of files that it starts with.
+    pub file_size: Option<u64>,
     /// What to keep of what is changed, if anything.
     pub history: Option<Bounds>,
     /// Where signals for the command arrive; [`forwarded`] are blocked in every thread then.
@@ -384,6 +388,8 @@ fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), F
             cwd: spec::c_string(plan.cwd.as_os_str())?,
             ignored: context.ignored,
             blocked: context.blocked,
+            umask: context.umask,
+            file_size: context.file_size,
             check: plan.check.as_ref().map(|path| spec::c_string(path.as_os_str())).transpose()?,
             scoped: plan.scoped,
             guarded: plan.guarded,

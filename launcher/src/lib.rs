@@ -4,6 +4,7 @@
 
 pub mod approve;
 pub mod backend;
+pub mod caller;
 pub mod cli;
 pub mod compat;
 pub mod config;

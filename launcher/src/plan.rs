@@ -8,9 +8,9 @@ use std::sync::Arc;
 use stockade_policy::{Mode, Policy, Rules};
 
 use crate::backend::{bwrap, landlock};
-use crate::enforcement::Enforcement;
+use crate::enforcement::{Enforcement, Gap};
 use crate::error::{Code, Failure};
-use crate::resolve::regions;
+use crate::resolve::{self, regions};
 use crate::{probe, restrict};
 
 /// One step of a run.
@@ -276,6 +276,11 @@ impl Plan {
                 Enforcement::from_gaps(landlock::gaps_alone(&policy, chosen.abi)),
             ),
         };
+        let mut gaps = enforcement.gaps().to_vec();
+        if chosen.kind != Kind::Runner && resolve::denies_what_may_come(&policy) {
+            gaps.push(Gap::LateDeniedPaths);
+        }
+        let enforcement = Enforcement::from_gaps(gaps);
         let root = || PathBuf::from("/.stockade-must-not-be-writable");
         Ok(Self {
             rules: Arc::new(rules),

@@ -8,6 +8,7 @@ use stockade_policy::{
     Guard, Hardlinks, Mode, ModeSource, Network, ObserveLevel, Policy, Publish, fold_roots,
 };
 
+use crate::config::real;
 use crate::error::{Code, Failure};
 use crate::worktree;
 
@@ -106,7 +107,8 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     let there = request.writable_if_there.iter().filter_map(|path| fs::canonicalize(path).ok());
     policy.extra_roots.extend(there.filter(|path| path.is_dir() || path.is_file()));
     let temporary = places.temporary.iter().filter_map(|path| fs::canonicalize(path).ok());
-    policy.extra_roots.extend(temporary.filter(|path| path.is_dir()));
+    let own = |path: &PathBuf| places.own.iter().any(|own| path.starts_with(own));
+    policy.extra_roots.extend(temporary.filter(|path| path.is_dir() && !own(path)));
     policy.deny_read.clone_from(&request.deny_read);
     policy.deny_write.clone_from(&request.deny_write);
     policy.allow_write.clone_from(&request.allow_write);
@@ -118,20 +120,22 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.hardlinks = request.hardlinks;
     policy.observe = request.observe;
     policy.own_paths.clone_from(&places.own);
-    let protected = request.protected.iter().filter_map(|path| fs::canonicalize(path).ok());
-    policy.own_paths.extend(protected);
+    for path in request.protected.iter().filter_map(|path| std::path::absolute(path).ok()) {
+        policy.own_paths.extend([real(&path), path]);
+    }
     worktree::share(&mut policy);
     policy.add_aliases(&|path| fs::canonicalize(path).ok());
     if policy.mode != Mode::DangerFullAccess {
         // Outside of the regions they are hidden by a mount of their own.
-        let served = regions(&policy);
-        let own = places
-            .own
-            .iter()
-            .filter(|path| served.iter().any(|region| path.starts_with(region)))
-            .filter_map(|path| path.to_str())
-            .map(escape_glob);
-        policy.deny_read.extend(own);
+        policy.hidden_paths.clone_from(&places.own);
+        for region in regions(&policy) {
+            if let Some(own) = places.own.iter().find(|own| region.starts_with(own)) {
+                return Err(invalid_region(
+                    &region,
+                    format!("it is or lies in a directory of Stockade's own, `{}`", own.display()),
+                ));
+            }
+        }
     }
     for region in regions(&policy) {
         check_region(&region)?;
@@ -169,11 +173,29 @@ pub fn regions(policy: &Policy) -> Vec<PathBuf> {
     fold_roots(&all)
 }
 
+/// Tells whether a rule denies reading something that isn't there, and that no region can hold if it comes to be: the
+/// command can't make it, but could read what the host makes.
+#[must_use]
+pub fn denies_what_may_come(policy: &Policy) -> bool {
+    policy.deny_read.iter().any(|pattern| comes_below_the_top(pattern))
+}
+
+/// Tells whether a pattern is about one path, of which nothing exists but `/`.
+fn comes_below_the_top(pattern: &str) -> bool {
+    let path = Path::new(pattern);
+    let glob = pattern.bytes().any(|byte| b"*?[{\\".contains(&byte));
+    path.is_absolute()
+        && !glob
+        && path.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok())
+            == Some(Path::new("/"))
+        && path != Path::new("/")
+}
+
 /// Returns the directory that a pattern is about, for one that starts at `/`: the longest part without glob characters
 /// that is a directory.
 fn place_of(pattern: &str) -> Option<PathBuf> {
     let whole = Path::new(pattern);
-    if !whole.is_absolute() {
+    if !whole.is_absolute() || comes_below_the_top(pattern) {
         return None;
     }
     let plain: PathBuf = if whole.exists() {
@@ -244,14 +266,16 @@ pub(crate) fn servable(directory: &Path) -> bool {
     check_region(directory).is_ok()
 }
 
+fn invalid_region(region: &Path, why: String) -> Failure {
+    Failure::new(
+        Code::PolicyInvalid,
+        format!("`{}` can't be a workspace or a writable root: {why}", region.display()),
+    )
+    .help("choose a directory with --workspace DIR or --writable DIR")
+}
+
 fn check_region(region: &Path) -> Result<(), Failure> {
-    let invalid = |why: String| {
-        Err(Failure::new(
-            Code::PolicyInvalid,
-            format!("`{}` can't be a workspace or a writable root: {why}", region.display()),
-        )
-        .help("choose a directory with --workspace DIR or --writable DIR"))
-    };
+    let invalid = |why: String| Err(invalid_region(region, why));
     // The one place below /dev that ordinary programs write files to.
     if region == Path::new("/dev/shm") {
         return Ok(());

@@ -30,6 +30,10 @@ pub struct Spec {
     pub ignored: SignalSet,
     /// Signals that the caller blocks.
     pub blocked: SignalSet,
+    /// The caller's umask.
+    pub umask: u32,
+    /// The caller's soft limit of the size of files.
+    pub file_size: Option<u64>,
     /// Whether the mode refuses anything.
     pub confined: bool,
     /// The errno that making `check` must fail with.
@@ -65,6 +69,8 @@ impl Spec {
         put_list(&mut bytes, &self.sockets);
         bytes.extend(self.ignored.0.to_ne_bytes());
         bytes.extend(self.blocked.0.to_ne_bytes());
+        bytes.extend(u64::from(self.umask).to_ne_bytes());
+        bytes.extend(self.file_size.unwrap_or(u64::MAX).to_ne_bytes());
         bytes.extend(u64::from(self.scoped).to_ne_bytes());
         bytes.extend(u64::from(self.guarded).to_ne_bytes());
         bytes.extend(u64::from(self.confined).to_ne_bytes());
@@ -114,6 +120,8 @@ impl Spec {
             sockets: reader.list()?,
             ignored: SignalSet(reader.number()?),
             blocked: SignalSet(reader.number()?),
+            umask: u32::try_from(reader.number()?).map_err(|_| io::ErrorKind::InvalidData)?,
+            file_size: Some(reader.number()?).filter(|&limit| limit != u64::MAX),
             scoped: reader.number()? != 0,
             guarded: reader.number()? != 0,
             confined: reader.number()? != 0,
@@ -461,6 +469,8 @@ mod tests {
             cwd: c(b"/tmp/\xe9"),
             ignored: SignalSet::default().with(1).with(64),
             blocked: SignalSet(0),
+            umask: 0o27,
+            file_size: Some(7),
             check: Some(c(b"/x")),
             scoped: true,
             guarded: true,

@@ -10,8 +10,9 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
@@ -326,6 +327,9 @@ pub fn is_ignored(signal: c_int) -> bool {
 /// What the process inherited as ignored, recorded before the language's runtime changes SIGPIPE.
 static INHERITED_IGNORED: AtomicU64 = AtomicU64::new(0);
 
+/// The umask that the process was started with.
+static INHERITED_UMASK: AtomicU32 = AtomicU32::new(0);
+
 extern "C" fn record_inherited() {
     let mut set = SignalSet::default();
     for signal in 1..=LAST_SIGNAL {
@@ -334,6 +338,10 @@ extern "C" fn record_inherited() {
         }
     }
     INHERITED_IGNORED.store(set.0, Ordering::Relaxed);
+    // There is no way to ask; no second thread can see the moment between.
+    let umask = rustix::process::umask(Mode::empty());
+    rustix::process::umask(umask);
+    INHERITED_UMASK.store(umask.bits(), Ordering::Relaxed);
 }
 
 // SAFETY: the section holds pointers to `extern "C"` functions that the dynamic loader calls once, before `main`.
@@ -346,6 +354,12 @@ static RECORD_INHERITED: extern "C" fn() = record_inherited;
 #[must_use]
 pub fn inherited_ignored() -> SignalSet {
     SignalSet(INHERITED_IGNORED.load(Ordering::Relaxed))
+}
+
+/// Returns the umask that this process was started with.
+#[must_use]
+pub fn inherited_umask() -> Mode {
+    Mode::from_bits_truncate(INHERITED_UMASK.load(Ordering::Relaxed))
 }
 
 /// A descriptor from which blocked signals are read.

@@ -56,6 +56,8 @@ impl Rules {
             (_, EntryKind::File | EntryKind::Directory) => None,
             (Class::GitDir { .. }, _) => Some(protected(".git")),
             (Class::Container(label), _) => Some(protected(label)),
+            // What is made under the link's target would have a denied name through the link.
+            (Class::Free, EntryKind::Symlink) => self.anchored_within(bytes),
             (Class::Free | Class::Judged(_) | Class::Refused(_), _) => None,
         })
     }
@@ -139,18 +141,23 @@ impl Rules {
         {
             return Some(protected("the session's root"));
         }
+        self.anchored_within(bytes)
+    }
+
+    /// Returns the refusal of a rule that names an exact place below `path`.
+    fn anchored_within(&self, path: &[u8]) -> Option<Arc<Denial>> {
         [&self.own, &self.deny_write, &self.deny_read]
             .iter()
-            .find_map(|list| list.anchored_within(bytes, &self.scopes))
+            .find_map(|list| list.anchored_within(path, &self.scopes))
             .cloned()
     }
 
-    /// Returns why the file at `from` can't get the further name `to`: one of the two names would be a way around
+    /// Returns why what is at `from` can't get the further name `to`: one of the two names would be a way around
     /// the rules of the other.
     #[must_use]
-    pub fn link_refused(&self, from: &Path, to: &Path) -> Option<Arc<Denial>> {
+    pub fn link_refused(&self, from: &Path, to: &Path, kind: EntryKind) -> Option<Arc<Denial>> {
         let judged = (self.config_kind(from), self.config_kind(to));
-        if let Some(denial) = self.create_refused(to, EntryKind::File) {
+        if let Some(denial) = self.create_refused(to, kind) {
             return Some(denial);
         }
         match judged {
@@ -352,7 +359,7 @@ mod tests {
             ("/etc/passwd", "/w/b", false),
             ("/w/a", "/etc/b", false),
         ] {
-            let refused = rules.link_refused(Path::new(from), Path::new(to));
+            let refused = rules.link_refused(Path::new(from), Path::new(to), EntryKind::File);
             assert_eq!(refused.is_none(), allowed, "{from} -> {to} {refused:?}");
         }
     }

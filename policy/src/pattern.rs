@@ -367,6 +367,18 @@ impl PathRules {
         Self { exact, denials, ..Self::default() }
     }
 
+    /// Adds exact paths that another refusal covers.
+    pub(crate) fn and_exact(mut self, paths: &[PathBuf], denial: Denial) -> Self {
+        if !paths.is_empty() {
+            let index = self.denials.len();
+            self.denials.push(Arc::new(denial));
+            for path in paths {
+                self.exact.insert(path.as_os_str().as_bytes(), index);
+            }
+        }
+        self
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.denials.is_empty()
     }

@@ -102,6 +102,9 @@ pub struct Policy {
     /// Stockade's own files: never written, whatever lifts a protection.
     #[serde(default)]
     pub own_paths: Vec<PathBuf>,
+    /// Those of them that can't be read either.
+    #[serde(default)]
+    pub hidden_paths: Vec<PathBuf>,
     /// See [`Guard`].
     pub guard: Guard,
     /// See [`Publish`].
@@ -158,6 +161,7 @@ impl Policy {
             deny_write: Vec::new(),
             allow_write: Vec::new(),
             own_paths: Vec::new(),
+            hidden_paths: Vec::new(),
             guard: Guard::default(),
             publish: Publish::default(),
             publish_direct: Vec::new(),

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::escape;
 use crate::text::{sanitise, show_command};
+use crate::zone::OWN_FILES;
 use crate::{Denial, EntryKind, Mode, Policy, Rule, Rules};
 
 /// What somebody wants to do with a path. The names are those of the log.
@@ -213,6 +214,7 @@ impl Remedy {
             Rule::OutsideWritableRoots => Self::Writable(directory_of(path)),
             Rule::ProtectedPath => protected(denial.source(), path),
             Rule::WriteDenied => left_out("deny-write", denial.source()),
+            Rule::ReadDenied if denial.source() == OWN_FILES => protected(OWN_FILES, path),
             Rule::ReadDenied => left_out("deny-read", denial.source()),
             Rule::NotObserved => {
                 Self::Other("let the program read the file first, or run with `--guard audit`")
@@ -292,7 +294,7 @@ pub fn help_for(denial: &Denial, path: &Path, mode: Mode) -> String {
 
 /// The refusals of a protection that no option lifts, by their source.
 const UNLIFTED: [(&str, &str); 4] = [
-    ("stockade's own files", "no option allows it: these are Stockade's own files"),
+    (OWN_FILES, "no option allows it: these are Stockade's own files"),
     (
         "protection the session's root",
         "no option allows it: the session's root stays where it is while the session lives",

@@ -22,6 +22,9 @@ use crate::pattern::{PathRules, Scopes, strip};
 use crate::protection::{self, Class, ConfigKind};
 use crate::{Denial, Mode, Policy, PolicyError, Rule, fold_roots};
 
+/// Where a refusal comes from that is about Stockade's own files.
+pub(crate) const OWN_FILES: &str = "stockade's own files";
+
 /// What may be done to one target. Cheap to clone; kept with each node of the file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Zone {
@@ -57,15 +60,19 @@ impl Rules {
         let roots = policy.writable_roots();
         let all: Vec<&PathBuf> =
             std::iter::once(&policy.root).chain(&policy.extra_roots).chain(&roots).collect();
-        if let Some(relative) =
-            all.iter().copied().chain(&policy.own_paths).find(|root| !root.is_absolute())
+        if let Some(relative) = all
+            .iter()
+            .copied()
+            .chain(&policy.own_paths)
+            .chain(&policy.hidden_paths)
+            .find(|root| !root.is_absolute())
         {
             return Err(PolicyError::NotAbsolute(relative.clone()));
         }
         let list = |patterns: &[String], rule, option| {
             PathRules::compile(&policy.root, patterns, rule, option)
         };
-        let own = Denial::new(Rule::ProtectedPath, "stockade's own files");
+        let own = |rule| Denial::new(rule, OWN_FILES);
         Ok(Self {
             mode: policy.mode,
             root: policy.root.clone(),
@@ -73,8 +80,9 @@ impl Rules {
             roots,
             read_only_mode: Arc::new(Denial::new(Rule::ReadOnlyMode, "mode read-only")),
             outside: Arc::new(Denial::new(Rule::OutsideWritableRoots, "mode workspace-write")),
-            own: PathRules::exact(&policy.own_paths, own),
-            deny_read: list(&policy.deny_read, Rule::ReadDenied, "deny-read")?,
+            own: PathRules::exact(&policy.own_paths, own(Rule::ProtectedPath)),
+            deny_read: list(&policy.deny_read, Rule::ReadDenied, "deny-read")?
+                .and_exact(&policy.hidden_paths, own(Rule::ReadDenied)),
             deny_write: list(&policy.deny_write, Rule::WriteDenied, "deny-write")?,
             allow_write: list(&policy.allow_write, Rule::ProtectedPath, "allow-write")?,
             publish_direct: list(&policy.publish_direct, Rule::Reserved, "publish-direct")?,

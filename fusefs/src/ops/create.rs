@@ -144,7 +144,10 @@ impl Fs {
         event.path2 = Some(place.path.clone());
         let mut before = None;
         let result = not_staged(name)
-            .and_then(|()| allowed(self.rules.link_refused(&old, &place.path)))
+            .and_then(|()| {
+                let kind = entry_kind(node.kind);
+                allowed(self.rules.link_refused(&old, &place.path, kind))
+            })
             // A second name is a second way in: what holds for any other name of the file holds for this one.
             .and_then(|()| self.may_link(&node, &place.path))
             .and_then(|()| self.not_staged(&place))
@@ -195,7 +198,7 @@ impl Fs {
     fn may_link(&self, node: &Arc<Node>, to: &Path) -> FsResult<()> {
         for name in node.names() {
             let path = self.path_at(&name.parent, &name.name);
-            allowed(self.rules.link_refused(&path, to))?;
+            allowed(self.rules.link_refused(&path, to, entry_kind(node.kind)))?;
         }
         self.may_read(node)
     }

@@ -74,7 +74,7 @@ impl Machine {
                 .filter_map(|path| std::fs::canonicalize(path).ok())
                 .filter(|path| path.starts_with("/run") && path.is_file())
                 .collect(),
-            own,
+            own: crate::config::there(own),
             terminal: terminal(),
             sockets: sockets(&std::fs::read("/proc/net/unix").unwrap_or_default()),
             allowed: Vec::new(),

@@ -13,7 +13,7 @@ use crate::cli::{complain, show};
 use crate::compat::args::{Arguments, Asked, help};
 use crate::compat::view::View;
 use crate::compat::{self, BACKEND, Call, Refusal};
-use crate::config::{Effective, Sources, own_directories};
+use crate::config::{Effective, Sources, own_directories, there};
 use crate::error::{Code, Failure};
 use crate::resolve::{self, Places};
 use crate::result::{self, RunResult};
@@ -192,7 +192,7 @@ fn attempt(
     };
     let effective = sources.resolve(Mode::COMMAND_LINE_DEFAULT)?;
     let own = own_directories(&state);
-    let view = View::new(&arguments, &cwd, &own);
+    let view = View::new(&arguments, &cwd, &there(own.clone()));
     let mut policy = policy(&arguments, &view, &effective, &own)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = backend::bwrap::find(&policy, &path)?;

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Failure;
-use crate::{escape, init, runner};
+use crate::{caller, escape, init, runner};
 
 /// Runs programs with their file access confined and recorded.
 #[derive(Debug, Parser)]
@@ -62,6 +62,7 @@ pub fn main() -> ExitCode {
     {
         return status;
     }
+    caller::settle();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -71,9 +72,9 @@ pub fn main() -> ExitCode {
         }
     };
     let done = match cli.command {
-        Command::Run(args) => run::run(*args),
-        Command::Shell(args) => run::shell(*args),
-        Command::Mount(args) => mount::run(&args),
+        Command::Run(args) => caller::check().and_then(|()| run::run(*args)),
+        Command::Shell(args) => caller::check().and_then(|()| run::shell(*args)),
+        Command::Mount(args) => caller::check().and_then(|()| mount::run(&args)),
         Command::Umount(args) => mount::umount(&args),
         Command::Session(args) => session::run(&args),
         Command::Log(args) => log::run(&args),

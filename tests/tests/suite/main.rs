@@ -19,6 +19,7 @@ mod guard;
 mod hardlinks;
 mod harness;
 mod history;
+mod hostile;
 mod leftovers;
 mod log;
 mod messengers;

@@ -549,6 +549,8 @@ fn context(
         withheld,
         ignored: sys::inherited_ignored(),
         blocked,
+        umask: sys::inherited_umask().bits(),
+        file_size: crate::caller::file_size(),
         signals: Some(SignalFd::new(launch::forwarded()).map_err(system)?),
         history: effective.history().map(|(bounds, _)| bounds),
         timeout: args.timeout.or(effective.settings.timeout.as_ref().map(|timeout| timeout.value)),
