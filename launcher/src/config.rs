@@ -183,6 +183,8 @@ impl Effective {
             }
         }
         request.writable.extend(self.writable.iter().cloned());
+        request.observed =
+            settings.observe_roots.iter().map(|root| PathBuf::from(&root.value)).collect();
         request.deny_read = texts(&settings.deny_read);
         request.deny_write = texts(&settings.deny_write);
         request.allow_write = texts(&settings.allow_write);

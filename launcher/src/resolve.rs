@@ -27,6 +27,8 @@ pub struct Request {
     pub writable_if_there: Vec<PathBuf>,
     /// Files of the operator's that can't be written, whatever else says so.
     pub protected: Vec<PathBuf>,
+    /// Directories that are served besides, those that don't exist left out; `/` stands for those below it.
+    pub observed: Vec<PathBuf>,
     /// See [`Policy::deny_read`].
     pub deny_read: Vec<String>,
     /// See [`Policy::deny_write`].
@@ -60,6 +62,7 @@ impl Request {
             writable: Vec::new(),
             writable_if_there: Vec::new(),
             protected: Vec::new(),
+            observed: Vec::new(),
             deny_read: Vec::new(),
             deny_write: Vec::new(),
             allow_write: Vec::new(),
@@ -109,6 +112,7 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     let temporary = places.temporary.iter().filter_map(|path| fs::canonicalize(path).ok());
     let own = |path: &PathBuf| places.own.iter().any(|own| path.starts_with(own));
     policy.extra_roots.extend(temporary.filter(|path| path.is_dir() && !own(path)));
+    policy.observed_roots = request.observed.iter().flat_map(|path| observed(path)).collect();
     policy.deny_read.clone_from(&request.deny_read);
     policy.deny_write.clone_from(&request.deny_write);
     policy.allow_write.clone_from(&request.allow_write);
@@ -169,6 +173,7 @@ pub fn regions(policy: &Policy) -> Vec<PathBuf> {
             Some(_) | None => root.clone(),
         }));
     }
+    all.extend(policy.observed_roots.iter().cloned());
     all.extend(policy.deny_read.iter().filter_map(|pattern| place_of(pattern)));
     fold_roots(&all)
 }
@@ -189,6 +194,26 @@ fn comes_below_the_top(pattern: &str) -> bool {
         && path.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok())
             == Some(Path::new("/"))
         && path != Path::new("/")
+}
+
+/// Returns the directories to serve where one is to be observed: itself, or those below it where it is `/`. The kernel's
+/// can't be served, `/run` is the run's own, and what the caller can't look into isn't reached by the command either.
+fn observed(path: &Path) -> Vec<PathBuf> {
+    let usable = |path: &PathBuf| {
+        let outside = KERNEL.iter().chain(&["/run"]).all(|kernel| path != Path::new(kernel));
+        let access = rustix::fs::Access::READ_OK | rustix::fs::Access::EXEC_OK;
+        outside && path.is_dir() && rustix::fs::access(path, access).is_ok()
+    };
+    let Ok(path) = fs::canonicalize(path) else { return Vec::new() };
+    if path != Path::new("/") {
+        return Some(path).filter(usable).into_iter().collect();
+    }
+    let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+    // What a link leads to is met under its own name.
+    let real = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut found: Vec<PathBuf> = real.map(|entry| entry.path()).filter(usable).collect();
+    found.sort();
+    found
 }
 
 /// Returns the directory that a pattern is about, for one that starts at `/`: the longest part without glob characters

@@ -93,6 +93,9 @@ pub struct Policy {
     pub session: Option<String>,
     /// What the operator and the platform add to the root (`/tmp`, `$TMPDIR`, `--writable`).
     pub extra_roots: Vec<PathBuf>,
+    /// Directories that are served, so that what is read and refused there is recorded; nothing may be written for that.
+    #[serde(default)]
+    pub observed_roots: Vec<PathBuf>,
     /// Paths and globs that can't be read.
     pub deny_read: Vec<String>,
     /// Paths and globs that can't be written.
@@ -157,6 +160,7 @@ impl Policy {
             root,
             session: None,
             extra_roots: Vec::new(),
+            observed_roots: Vec::new(),
             deny_read: Vec::new(),
             deny_write: Vec::new(),
             allow_write: Vec::new(),

@@ -92,9 +92,10 @@ fn with_origins(rows: &[(&'static str, String, &Origin)]) -> String {
 }
 
 /// Writes the values as a configuration that says the same.
-fn as_toml(rows: &[(&'static str, String, &Origin)]) -> String {
-    const LISTS: [&str; 8] = [
+pub(in crate::cli) fn as_toml(rows: &[(&'static str, String, &Origin)]) -> String {
+    const LISTS: [&str; 9] = [
         "writable_roots",
+        "observe_roots",
         "deny_read",
         "deny_write",
         "allow_write",

@@ -72,6 +72,11 @@ fn ending() -> SignalSet {
 
 /// Mounts, and serves until the end.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if !args.policy.observe_root.is_empty() {
+        let what = "a mount serves its source and nothing else (--observe-root)";
+        return Err(Failure::new(Code::PolicyInvalid, what)
+            .help("mount the other directory as well: `stockade mount DIR DIR`"));
+    }
     let old = sys::set_signal_mask(ending());
     sys::set_signal_mask(SignalSet(old.0 | ending().0));
     if !args.daemon {

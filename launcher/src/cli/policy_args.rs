@@ -23,6 +23,9 @@ pub struct PolicyArgs {
     /// One more directory, or one file, that may be written.
     #[arg(long, value_name = "PATH")]
     writable: Vec<PathBuf>,
+    /// A directory outside that is served too, so that what is read and refused there is in the log ('/' for all).
+    #[arg(long, value_name = "DIR")]
+    pub observe_root: Vec<PathBuf>,
     /// A path or glob that can't be read.
     #[arg(long, value_name = "PATH|GLOB")]
     deny_read: Vec<String>,
@@ -150,6 +153,16 @@ impl PolicyArgs {
                 None => writable.push(path),
             }
         }
+        let observed = self.observe_root.iter().filter_map(|path| {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            path.to_str().map(|text| option("--observe-root", text.to_owned()))
+        });
+        let observed: Vec<_> = observed.collect();
+        if observed.len() < self.observe_root.len() {
+            let what = "a directory to be observed has a name that is not UTF-8";
+            return Err(Failure::new(Code::ConfigInvalid, what)
+                .help("name the directory above it with --observe-root"));
+        }
         let list = |name: &str, values: &[String]| -> Vec<Setting<String>> {
             values.iter().map(|value| option(name, value.clone())).collect()
         };
@@ -166,6 +179,7 @@ impl PolicyArgs {
             hardlinks: self.hardlinks.map(|links| option("--hardlinks", links.into())),
             observe: self.observe.map(|level| option("--observe", level.into())),
             writable_roots: roots,
+            observe_roots: observed,
             deny_read: list("--deny-read", &self.deny_read),
             deny_write: list("--deny-write", &self.deny_write),
             allow_write: list("--allow-write", &self.allow_write),

@@ -108,6 +108,7 @@ pub struct Settings {
     pub approver_timeout: Option<Setting<Duration>>,
     pub runner_command: Option<Setting<Vec<String>>>,
     pub writable_roots: Vec<Setting<String>>,
+    pub observe_roots: Vec<Setting<String>>,
     pub deny_read: Vec<Setting<String>>,
     pub deny_write: Vec<Setting<String>>,
     pub allow_write: Vec<Setting<String>>,
@@ -119,7 +120,7 @@ pub struct Settings {
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 25] = [
+    pub const KEYS: [&'static str; 26] = [
         "mode",
         "approval_policy",
         "guard",
@@ -138,6 +139,7 @@ impl Settings {
         "approver_timeout",
         "runner_command",
         "writable_roots",
+        "observe_roots",
         "deny_read",
         "deny_write",
         "allow_write",
@@ -169,6 +171,7 @@ impl Settings {
             approver_timeout: self.approver_timeout.or(weaker.approver_timeout),
             runner_command: self.runner_command.or(weaker.runner_command),
             writable_roots: joined(weaker.writable_roots, self.writable_roots),
+            observe_roots: joined(weaker.observe_roots, self.observe_roots),
             deny_read: joined(weaker.deny_read, self.deny_read),
             deny_write: joined(weaker.deny_write, self.deny_write),
             allow_write: joined(weaker.allow_write, self.allow_write),
@@ -212,6 +215,7 @@ impl Settings {
         named("runner_command", self.runner_command.as_ref(), &mut rows);
         for (key, list) in [
             ("writable_roots", &self.writable_roots),
+            ("observe_roots", &self.observe_roots),
             ("deny_read", &self.deny_read),
             ("deny_write", &self.deny_write),
             ("allow_write", &self.allow_write),
@@ -258,6 +262,7 @@ impl Settings {
     fn expanded(mut self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         for list in [
             &mut self.writable_roots,
+            &mut self.observe_roots,
             &mut self.deny_read,
             &mut self.deny_write,
             &mut self.allow_write,

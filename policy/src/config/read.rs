@@ -139,6 +139,7 @@ impl Reader<'_> {
                 "approver_timeout" => settings.approver_timeout = self.duration(key, value)?,
                 "runner_command" => settings.runner_command = self.command(key, value)?,
                 "writable_roots" => settings.writable_roots = self.list(key, value)?,
+                "observe_roots" => settings.observe_roots = self.list(key, value)?,
                 "deny_read" => settings.deny_read = self.list(key, value)?,
                 "deny_write" => settings.deny_write = self.list(key, value)?,
                 "allow_write" => settings.allow_write = self.list(key, value)?,

@@ -25,6 +25,7 @@ mod log;
 mod messengers;
 mod model;
 mod moved;
+mod observe_root;
 mod otlp;
 mod posix;
 mod profiles;
