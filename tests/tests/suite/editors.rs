@@ -73,7 +73,7 @@ as_root_and_user! {
                 drop(fs::remove_file(world.workspace().join("f~")));
                 let file = world.write("f", "aaa\nbab\n".repeat(300));
                 fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-                compare(world, &format!("python3 -c \"import os, shutil; {save}\"; ls -l | cut -c1-10,40-; cat f | md5sum"));
+                compare(world, &format!("python3 -c \"import os, shutil; {save}\"; stat -c '%A %s %n' *; cat f | md5sum"));
                 let text = fs::read_to_string(&file).unwrap();
                 assert_eq!(text, "bbb\nbbb\n".repeat(300), "{name} {mode:o}");
             }

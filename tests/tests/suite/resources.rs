@@ -7,7 +7,7 @@ use stockade_tests::as_root_and_user;
 
 /// `STOCKADE_MANY_FILES` asks for another number.
 fn many() -> usize {
-    std::env::var("STOCKADE_MANY_FILES").map_or(50_000, |text| text.parse().expect("a number"))
+    std::env::var("STOCKADE_MANY_FILES").map_or(20_000, |text| text.parse().expect("a number"))
 }
 
 /// Reads `name` in kB and the number of open descriptors of the process that serves: the largest of the world's.
@@ -40,7 +40,7 @@ fn server(marker: &str) -> Option<(u64, u64, usize)> {
 }
 
 as_root_and_user! {
-    /// F3, DESIGN 5: 50,000 files are listed, looked at and searched with 256 descriptors: no name is lost, nothing
+    /// F3, DESIGN 5: 20,000 files are listed, looked at and searched with 256 descriptors: no name is lost, nothing
     /// fails for want of descriptors, and what is known is forgotten when the kernel forgets it.
     fn many_files_need_few_descriptors(world) {
         let count = many();
