@@ -33,6 +33,17 @@ pub fn settle() {
     let _kept = setrlimit(Resource::Fsize, raised);
 }
 
+/// Does something, such as starting a program, in the state that the caller left this process in; [`settle`] comes before
+/// and after it.
+pub fn as_it_was<T>(what: impl FnOnce() -> T) -> T {
+    sys::set_ignored(libc::SIGXFSZ, sys::inherited_ignored().contains(libc::SIGXFSZ));
+    rustix::process::umask(sys::inherited_umask());
+    limit_file_size(file_size());
+    let done = what();
+    settle();
+    done
+}
+
 /// Returns the soft limit of the size of files that the command starts with.
 #[must_use]
 pub fn file_size() -> Option<u64> {

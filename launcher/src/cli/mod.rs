@@ -6,6 +6,7 @@ mod config;
 mod diff;
 mod doctor;
 mod history;
+mod learn;
 mod log;
 mod mount;
 mod policy_args;
@@ -40,6 +41,7 @@ enum Command {
     Log(Box<log::Args>),
     Diff(diff::Args),
     Undo(undo::Args),
+    Learn(Box<learn::Args>),
     Top(top::Args),
     Why(Box<why::Args>),
     Config(config::Args),
@@ -80,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Log(args) => log::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Undo(args) => undo::run(&args),
+        Command::Learn(args) => learn::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Config(args) => config::run(&args),

@@ -1,4 +1,4 @@
-//! `~`, `$NAME`, `${NAME}` and `${NAME:-DEFAULT}` in a path.
+//! `~`, `$NAME`, `${NAME}` and `${NAME:-DEFAULT}` in a path; `$$` is a `$`.
 
 /// A variable that a path needs isn't set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -7,7 +7,7 @@ pub struct Unset(pub String);
 
 /// Replaces a leading `~` and every variable in `text`. `variable` gives a variable's value; an empty one counts as
 /// unset, and the directories of the XDG specification have its defaults. A default may hold `~` and variables itself.
-/// A `$` that names nothing stays.
+/// A `$` that names nothing stays, and `$$` is one `$`, whatever comes after it.
 ///
 /// # Errors
 /// A variable that isn't set and has no default.
@@ -22,6 +22,11 @@ pub fn expand(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<S
     }
     while let Some((before, after)) = rest.split_once('$') {
         result.push_str(before);
+        if let Some(after) = after.strip_prefix('$') {
+            result.push('$');
+            rest = after;
+            continue;
+        }
         if let Some(braced) = after.strip_prefix('{')
             && let Some(end) = closing(braced)
         {
@@ -50,6 +55,12 @@ pub fn expand(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<S
     }
     result.push_str(rest);
     Ok(result)
+}
+
+/// Writes a path so that [`expand`] makes it what it is now. It must not begin with `~`.
+#[must_use]
+pub fn unexpanded(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 /// Returns where the brace that is open at the start of `text` closes.
@@ -112,11 +123,18 @@ mod tests {
             ("${NONE}", Err("NONE")),
             ("a$", Ok("a$")),
             ("a$1", Ok("a$1")),
+            ("/a$$A/$$", Ok("/a$A/$")),
+            ("$$$A", Ok("$x/y")),
+            ("$${A}", Ok("${A}")),
+            ("${NONE:-$$A}", Ok("$A")),
             ("${A", Ok("${A")),
             ("*.{a,b}", Ok("*.{a,b}")),
         ] {
             let expected = expected.map(str::to_owned).map_err(|name| Unset(name.to_owned()));
             assert_eq!(expand(text, &variable), expected, "{text}");
+        }
+        for text in ["/a/$A", "/${A}", "/$$", "/a$", "/$$A$", "/plain"] {
+            assert_eq!(expand(&unexpanded(text), &variable).as_deref(), Ok(text));
         }
         assert_eq!(expand("~/x", &|_| None), Err(Unset("HOME".to_owned())));
     }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApprovalPolicy, Guard, Hardlinks, Mode, Network, ObserveLevel, Policy, Publish};
 
-pub use expand::{Unset, expand};
+pub use expand::{Unset, expand, unexpanded};
 pub use read::{parse_duration, parse_size, show_duration};
 
 /// Where a value came from.

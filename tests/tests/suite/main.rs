@@ -21,6 +21,7 @@ mod harness;
 mod history;
 mod hostile;
 mod leftovers;
+mod learn;
 mod log;
 mod messengers;
 mod model;

@@ -1,7 +1,7 @@
 //! `stockade run` and `stockade shell`: a command, confined and observed.
 
 mod approval;
-mod note;
+pub(in crate::cli) mod note;
 mod status;
 
 use std::collections::BTreeMap;

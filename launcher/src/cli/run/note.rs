@@ -120,7 +120,8 @@ fn note(result: &RunResult, asks: bool) {
             .values()
             .map(|(row, _)| {
                 let denial = Denial::new(row.rule, row.source.clone());
-                help_for(&denial, refused_name(row, rules), policy.mode)
+                let name = refused_name(row.op, &row.path, row.path2.as_deref(), &denial, rules);
+                help_for(&denial, name, policy.mode)
             })
             .collect();
         helps.sort();
@@ -144,16 +145,21 @@ fn shown(path: &Path) -> String {
 }
 
 /// Returns which of the two names of a rename or a link the rule is about.
-fn refused_name<'r>(row: &'r DenialRow, rules: &Rules) -> &'r Path {
-    let Some(to) = &row.path2 else { return &row.path };
-    let leaves = if row.op == Op::Rename {
+pub(in crate::cli) fn refused_name<'r>(
+    op: Op,
+    path: &'r Path,
+    path2: Option<&'r Path>,
+    denial: &Denial,
+    rules: &Rules,
+) -> &'r Path {
+    let Some(to) = path2 else { return path };
+    let leaves = if op == Op::Rename {
         // A directory that may not move stands in the way whatever kind the log means.
-        rules.move_refused(&row.path).or_else(|| rules.rename_dir_refused(&row.path))
+        rules.move_refused(path).or_else(|| rules.rename_dir_refused(path))
     } else {
-        rules.zone(&row.path).write
+        rules.zone(path).write
     };
-    let same = |denial: &Denial| denial.rule() == row.rule && denial.source() == row.source;
-    if leaves.is_some_and(|denial| same(&denial)) { &row.path } else { to }
+    if leaves.is_some_and(|found| *found == *denial) { path } else { to }
 }
 
 /// Returns the command line that asks for the narrowest mode in which what was refused is allowed, if one allows it.
