@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use stockade_observe::Keep;
 use stockade_observe::history::Bounds;
 use stockade_policy::config::{Origin, Setting, Settings};
 use stockade_policy::{Config, ConfigError, Mode, Policy, Resolution};
@@ -143,6 +144,16 @@ impl Effective {
         let size = settings.history_size.as_ref().map_or(HISTORY_SIZE, |size| size.value);
         let age = settings.history_age.as_ref().map_or(HISTORY_AGE, |age| age.value);
         wanted.then_some((Bounds { size }, age))
+    }
+
+    /// Returns which logs are kept, if not all are.
+    #[must_use]
+    pub fn keep_logs(&self) -> Option<Keep> {
+        let keep = Keep {
+            age: self.settings.log_age.as_ref().map(|age| age.value),
+            size: self.settings.log_size.as_ref().map(|size| size.value),
+        };
+        (keep != Keep::default()).then_some(keep)
     }
 
     /// Returns the complete policy of a call in this workspace; `own` are Stockade's own directories.

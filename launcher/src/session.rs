@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use stockade_observe::{
-    Error, RunClaim, RunOutcome, SessionDir, Store, create_session, find_session,
+    Error, FILE_NAME, RunClaim, RunOutcome, SessionDir, Store, create_session, find_session,
 };
 use stockade_policy::text::Bytes;
 use stockade_policy::{
@@ -182,6 +182,13 @@ impl Session {
     /// The permit no longer fits the session, or the log can't be written.
     pub fn start(self, wanted: Wanted<'_>, permit: Option<Permit>) -> Result<OpenRun, Failure> {
         let claim = RunClaim::take(&self.directory, wanted.run).map_err(failure)?;
+        if !self.directory.join(FILE_NAME).exists() {
+            // It was removed after it had been opened; the claim has made the directory anew.
+            drop(claim);
+            drop(std::fs::remove_dir(self.directory.join("claims")));
+            drop(std::fs::remove_dir(&self.directory));
+            return Err(failure(Error::NoSession(self.id)));
+        }
         let mut resolved = None;
         self.append(|state| {
             let request = permit.as_ref().map(|permit| permit.request().to_owned());

@@ -291,7 +291,11 @@ pub(crate) struct Append<'c> {
 
 impl<'c> Append<'c> {
     pub(crate) fn begin(conn: &'c Connection) -> rusqlite::Result<Self> {
-        let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
+        Self::within(Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?, conn)
+    }
+
+    /// Goes on with a transaction on this connection that was begun before.
+    pub(crate) fn within(tx: Transaction<'c>, conn: &'c Connection) -> rusqlite::Result<Self> {
         let before = Entry::last(&tx)?;
         let lasts = before.lasts;
         Ok(Self { tx, conn, before, lasts, hasher: RowHasher::new(), encoder: Encoder::default() })

@@ -17,6 +17,7 @@ mod observed;
 mod query;
 mod recent;
 mod recorder;
+mod retention;
 mod run;
 mod runs;
 mod sessions;
@@ -40,6 +41,7 @@ pub use live::is_id;
 pub use observed::{Freshness, Observed};
 pub use query::{Filter, globs};
 pub use recorder::{Failure, OnRecordFailure, QUEUE, Recorder};
+pub use retention::{Keep, PruneReport, Pruned, prune};
 pub use run::{
     Changes, ConflictRow, DenialRow, Ending, Recording, RunInfo, RunOutcome, RunSummary,
 };

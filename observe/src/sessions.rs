@@ -12,7 +12,7 @@
 //!   short cut, and believed only if the session agrees.
 
 use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -247,28 +247,41 @@ fn write_name(state: &Path, name: &str, id: &str) -> Result<()> {
 /// A run of it goes on, or it can't be removed.
 pub fn remove_session(state: &Path, session: &SessionDir) -> Result<()> {
     let _lock = lock(state)?;
-    let busy = |run: String| Err(Error::Busy { session: session.id.to_string(), run });
+    let mut events = Vec::new();
     if let Ok(store) = Store::open_read_only(&session.dir) {
-        if let Some(live) = store.runs()?.iter().find(|run| run.end.is_none() && run.live) {
-            return busy(live.info.id.to_string());
+        if let Some(run) = is_busy(&store, &session.dir)? {
+            return Err(Error::Busy { session: session.id.to_string(), run });
         }
-        if let Ok(events) = store.session_state(None)
-            && let Some(run) = events.active().keys().find(|run| is_claimed(&session.dir, run))
-        {
-            return busy(run.clone());
-        }
+        events =
+            store.session_events().unwrap_or_default().into_iter().map(|one| one.event).collect();
     }
-    let name = Store::open_read_only(&session.dir).and_then(|store| store.session_name());
     // Out of the way in one step: what is left after a crash is no session any more.
     let aside = state.join("sessions").join(format!(".removed-{}", session.id));
     fs::rename(&session.dir, &aside).map_err(Error::io("remove", &session.dir))?;
-    if let Ok(Some(name)) = name
-        && fs::read_to_string(name_file(state, &name)).is_ok_and(|id| *session.id.0 == id)
+    forget_name(state, &events, &session.id);
+    fs::remove_dir_all(&aside).map_err(Error::io("remove", &aside))
+}
+
+/// Returns a run of the session that goes on, or is about to.
+pub(crate) fn is_busy(store: &Store, dir: &Path) -> Result<Option<String>> {
+    let goes_on = |name: &String| is_live(dir, name) || is_claimed(dir, name);
+    let runs = store.runs()?.into_iter().filter(|run| run.end.is_none());
+    if let Some(run) = runs.map(|run| run.info.id.to_string()).find(goes_on) {
+        return Ok(Some(run));
+    }
+    // A claim comes before anything is in the log.
+    let claims = fs::read_dir(dir.join("claims")).into_iter().flatten().flatten();
+    Ok(claims.filter_map(|claim| claim.file_name().into_string().ok()).find(goes_on))
+}
+
+/// Forgets the name of a session that is gone.
+pub(crate) fn forget_name(state: &Path, events: &[SessionEvent], id: &SessionId) {
+    if let Some(SessionEvent::Created { name: Some(name), .. }) = events.first()
+        && fs::read_to_string(name_file(state, name)).is_ok_and(|known| *id.0 == known)
     {
         // One that stays leads nowhere (I2).
-        drop(fs::remove_file(name_file(state, &name)));
+        drop(fs::remove_file(name_file(state, name)));
     }
-    fs::remove_dir_all(&aside).map_err(Error::io("remove", &aside))
 }
 
 /// Says that whoever started a run of a session lives, until it is dropped (I1).
@@ -298,7 +311,14 @@ impl RunClaim {
             .open(&path)
             .map_err(Error::io("create", &path))?;
         lock.try_lock().map_err(|error| Error::io("lock", &path)(error.into()))?;
-        Ok(Self { path, _lock: lock })
+        // The session may have been removed in this moment; who removes it has seen the lock, or we see it gone.
+        let (held, there) = (lock.metadata(), fs::symlink_metadata(&path));
+        match (held, there) {
+            (Ok(held), Ok(there)) if held.ino() == there.ino() && held.dev() == there.dev() => {
+                Ok(Self { path, _lock: lock })
+            }
+            _ => Err(Error::NoSession(session_dir.display().to_string())),
+        }
     }
 }
 
@@ -331,7 +351,7 @@ impl Store {
 }
 
 /// Keeps others from making or removing sessions; ends with the file, however we end.
-fn lock(state: &Path) -> Result<File> {
+pub(crate) fn lock(state: &Path) -> Result<File> {
     let sessions = state.join("sessions");
     make_private_dir(&sessions)?;
     let path = sessions.join(".lock");

@@ -248,7 +248,7 @@ impl From<ObserveArg> for ObserveLevel {
 }
 
 /// Reads a size: a number with `B`, `kB`, `MB`, `GiB` and the like behind it; bytes without.
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| format!("`{text}` is not a size (such as 500MB or 2GiB)"))
 }
 

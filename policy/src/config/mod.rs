@@ -102,6 +102,8 @@ pub struct Settings {
     pub keep_history: Option<Setting<bool>>,
     pub history_size: Option<Setting<u64>>,
     pub history_age: Option<Setting<Duration>>,
+    pub log_age: Option<Setting<Duration>>,
+    pub log_size: Option<Setting<u64>>,
     pub require_full: Option<Setting<bool>>,
     pub timeout: Option<Setting<Duration>>,
     pub approver: Option<Setting<Vec<String>>>,
@@ -120,7 +122,7 @@ pub struct Settings {
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 26] = [
+    pub const KEYS: [&'static str; 28] = [
         "mode",
         "approval_policy",
         "guard",
@@ -134,6 +136,8 @@ impl Settings {
         "history_size",
         "history_age",
         "require_full",
+        "log_age",
+        "log_size",
         "timeout",
         "approver",
         "approver_timeout",
@@ -167,6 +171,8 @@ impl Settings {
             history_age: self.history_age.or(weaker.history_age),
             require_full: self.require_full.or(weaker.require_full),
             timeout: self.timeout.or(weaker.timeout),
+            log_age: self.log_age.or(weaker.log_age),
+            log_size: self.log_size.or(weaker.log_size),
             approver: self.approver.or(weaker.approver),
             approver_timeout: self.approver_timeout.or(weaker.approver_timeout),
             runner_command: self.runner_command.or(weaker.runner_command),
@@ -198,14 +204,18 @@ impl Settings {
         named("durable", self.durable.as_ref(), &mut rows);
         named("keep_history", self.keep_history.as_ref(), &mut rows);
         named("require_full", self.require_full.as_ref(), &mut rows);
-        if let Some(Setting { value, origin }) = &self.history_size {
-            rows.push(("history_size", format!("\"{value} B\""), origin));
+        let sizes = [("history_size", &self.history_size), ("log_size", &self.log_size)];
+        for (key, setting) in sizes {
+            if let Some(Setting { value, origin }) = setting {
+                rows.push((key, format!("\"{value} B\""), origin));
+            }
         }
         let durations = [
             ("history_age", &self.history_age),
             ("timeout", &self.timeout),
             ("approver_timeout", &self.approver_timeout),
         ];
+            ("log_age", &self.log_age),
         for (key, setting) in durations {
             if let Some(Setting { value, origin }) = setting {
                 rows.push((key, format!("\"{}\"", show_duration(*value)), origin));

@@ -133,6 +133,8 @@ impl Reader<'_> {
                 "keep_history" => settings.keep_history = self.flag(key, value)?,
                 "history_size" => settings.history_size = self.size(key, value)?,
                 "history_age" => settings.history_age = self.duration(key, value)?,
+                "log_age" => settings.log_age = self.duration(key, value)?,
+                "log_size" => settings.log_size = self.size(key, value)?,
                 "require_full" => settings.require_full = self.flag(key, value)?,
                 "timeout" => settings.timeout = self.duration(key, value)?,
                 "approver" => settings.approver = self.command(key, value)?,

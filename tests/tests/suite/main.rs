@@ -38,6 +38,7 @@ mod read_only;
 mod resources;
 mod sessions;
 mod sockets;
+mod retention;
 mod sources;
 mod terminal;
 mod top;

@@ -3,6 +3,7 @@
 mod events;
 mod export;
 pub(in crate::cli) mod output;
+mod prune;
 mod report;
 mod summary;
 mod tree;
@@ -66,6 +67,7 @@ enum Command {
     Verify(verify::Args),
     Report(report::Args),
     Export(export::Args),
+    Prune(prune::Args),
 }
 
 /// The session and the run.
@@ -251,6 +253,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Some(Command::Verify(verify)) => verify::run(verify),
         Some(Command::Report(report)) => report::run(report),
         Some(Command::Export(export)) => export::run(export),
+        Some(Command::Prune(prune)) => prune::run(prune),
         None => {
             let mut log = Log::open(&args.which)?;
             let interactive = !args.follow && !args.json;

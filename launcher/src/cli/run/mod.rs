@@ -349,6 +349,12 @@ fn attempt(
         stockade_observe::history::prune(&state, age);
     }
     let prepared = context(&args, &effective, call, &run, blocked)
+    if let Some(keep) = effective.keep_logs()
+        && let Err(error) = stockade_observe::prune(&state, keep, false)
+        && !args.quiet
+    {
+        complain(&format!("stockade: old logs stay: {}", sanitise(&error.chain())));
+    }
         .and_then(|context| Ok((context, Status::new(args.status_fd, &call.session)?)));
     let (context, mut status) = match prepared {
         Ok(prepared) => prepared,
