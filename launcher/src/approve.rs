@@ -1,4 +1,5 @@
-//! Who is asked for a wider mode, and how (contract P8): the terminal, the operator's command, or a channel.
+//! Who is asked for a wider mode, and how (contract P8): the terminal, the operator's command, somebody elsewhere, or a
+//! channel.
 //!
 //! Invariants:
 //! - I1: only an answer `allowed-once` to this very request widens anything, once (policy's `ApprovalRequest::settle`).
@@ -9,11 +10,13 @@
 
 mod channel;
 mod command;
+pub mod queue;
 mod terminal;
 
 pub use channel::{Asked, Channel};
 pub use command::Command;
-pub use terminal::Terminal;
+pub use queue::Queue;
+pub use terminal::{Terminal, rows};
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -73,16 +73,14 @@ fn converse(
     Ok(Ok(ApprovalAnswer { decision, id: None, reason: None }))
 }
 
-/// Returns the question, safe to show.
-fn question(request: &ApprovalRequest) -> String {
+/// Returns what is asked, safe to show: a name and a value each.
+#[must_use]
+pub fn rows(request: &ApprovalRequest) -> Vec<(&'static str, String)> {
     let escalation = &request.escalation;
     let command = show_command(request.argv.iter().map(|word| word.as_slice()));
     let unprotected = if escalation.to() == Mode::DangerFullAccess { ", unprotected" } else { "" };
-    let mut text = String::from("stockade: a command asks for a wider mode\n");
-    let mut row = |name: &str, value: &str| {
-        // Writing to a String can't fail.
-        let _infallible = writeln!(text, "  {name:14} {}", shorten(value, SHOWN));
-    };
+    let mut rows = Vec::new();
+    let mut row = |name, value: &str| rows.push((name, shorten(value, SHOWN)));
     row("command", &command);
     row("in", &sanitise_bytes(request.cwd.as_slice()));
     if let Some(session) = &request.session {
@@ -100,6 +98,16 @@ fn question(request: &ApprovalRequest) -> String {
     }
     if request.refused.len() > REFUSALS {
         row("", &format!("and {} more", request.refused.len() - REFUSALS));
+    }
+    rows
+}
+
+/// Returns the question, safe to show.
+fn question(request: &ApprovalRequest) -> String {
+    let mut text = String::from("stockade: a command asks for a wider mode\n");
+    for (name, value) in rows(request) {
+        // Writing to a String can't fail.
+        let _infallible = writeln!(text, "  {name:14} {value}");
     }
     text.push_str("Allow it once? [y/N] ");
     text

@@ -108,6 +108,7 @@ pub struct Settings {
     pub timeout: Option<Setting<Duration>>,
     pub approver: Option<Setting<Vec<String>>>,
     pub approver_timeout: Option<Setting<Duration>>,
+    pub ask_elsewhere: Option<Setting<bool>>,
     pub runner_command: Option<Setting<Vec<String>>>,
     pub writable_roots: Vec<Setting<String>>,
     pub observe_roots: Vec<Setting<String>>,
@@ -122,7 +123,7 @@ pub struct Settings {
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 28] = [
+    pub const KEYS: [&'static str; 29] = [
         "mode",
         "approval_policy",
         "guard",
@@ -135,12 +136,13 @@ impl Settings {
         "keep_history",
         "history_size",
         "history_age",
-        "require_full",
         "log_age",
         "log_size",
+        "require_full",
         "timeout",
         "approver",
         "approver_timeout",
+        "ask_elsewhere",
         "runner_command",
         "writable_roots",
         "observe_roots",
@@ -169,12 +171,13 @@ impl Settings {
             keep_history: self.keep_history.or(weaker.keep_history),
             history_size: self.history_size.or(weaker.history_size),
             history_age: self.history_age.or(weaker.history_age),
-            require_full: self.require_full.or(weaker.require_full),
-            timeout: self.timeout.or(weaker.timeout),
             log_age: self.log_age.or(weaker.log_age),
             log_size: self.log_size.or(weaker.log_size),
+            require_full: self.require_full.or(weaker.require_full),
+            timeout: self.timeout.or(weaker.timeout),
             approver: self.approver.or(weaker.approver),
             approver_timeout: self.approver_timeout.or(weaker.approver_timeout),
+            ask_elsewhere: self.ask_elsewhere.or(weaker.ask_elsewhere),
             runner_command: self.runner_command.or(weaker.runner_command),
             writable_roots: joined(weaker.writable_roots, self.writable_roots),
             observe_roots: joined(weaker.observe_roots, self.observe_roots),
@@ -212,16 +215,17 @@ impl Settings {
         }
         let durations = [
             ("history_age", &self.history_age),
+            ("log_age", &self.log_age),
             ("timeout", &self.timeout),
             ("approver_timeout", &self.approver_timeout),
         ];
-            ("log_age", &self.log_age),
         for (key, setting) in durations {
             if let Some(Setting { value, origin }) = setting {
                 rows.push((key, format!("\"{}\"", show_duration(*value)), origin));
             }
         }
         named("approver", self.approver.as_ref(), &mut rows);
+        named("ask_elsewhere", self.ask_elsewhere.as_ref(), &mut rows);
         named("runner_command", self.runner_command.as_ref(), &mut rows);
         for (key, list) in [
             ("writable_roots", &self.writable_roots),

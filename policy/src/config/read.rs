@@ -139,6 +139,7 @@ impl Reader<'_> {
                 "timeout" => settings.timeout = self.duration(key, value)?,
                 "approver" => settings.approver = self.command(key, value)?,
                 "approver_timeout" => settings.approver_timeout = self.duration(key, value)?,
+                "ask_elsewhere" => settings.ask_elsewhere = self.flag(key, value)?,
                 "runner_command" => settings.runner_command = self.command(key, value)?,
                 "writable_roots" => settings.writable_roots = self.list(key, value)?,
                 "observe_roots" => settings.observe_roots = self.list(key, value)?,

@@ -12,6 +12,7 @@ mod config;
 mod crash;
 mod danger;
 mod editors;
+mod elsewhere;
 mod escalation;
 mod everyday;
 mod exit_status;

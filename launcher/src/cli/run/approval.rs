@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use stockade_observe::Store;
@@ -13,6 +14,7 @@ use stockade_policy::{
 
 use super::Call;
 use crate::approve::{self, Approver, Asking, Wait};
+use crate::cli::complain;
 use crate::config::Effective;
 use crate::error::{Code, Failure};
 use crate::session::{Session, arguments};
@@ -32,6 +34,9 @@ pub(super) struct ApprovalArgs {
     /// or "cancelled". [default: the configuration's, else the terminal is asked]
     #[arg(long, value_name = "COMMAND")]
     approver: Option<OsString>,
+    /// Wait for an answer from elsewhere: `stockade top` or `stockade session approve` on another terminal.
+    #[arg(long, conflicts_with = "approver")]
+    ask_elsewhere: bool,
 }
 
 /// Signals that call the asking off.
@@ -69,6 +74,8 @@ impl ApprovalArgs {
         session: &Session,
         effective: &Effective,
         call: &Call,
+        state: &Path,
+        quiet: bool,
     ) -> Result<Permit, Failure> {
         let system = |error: std::io::Error| {
             Failure::new(Code::RunnerFailed, "can't prepare to ask").because(error)
@@ -83,13 +90,22 @@ impl ApprovalArgs {
             cwd: Bytes::new(call.cwd.as_os_str().as_bytes()),
             refused: refused_before(session.store(), &call.argv),
         };
+        let configured = settings.ask_elsewhere.as_ref().is_some_and(|set| set.value);
+        let elsewhere = self.ask_elsewhere || configured;
         let mut approver: Box<dyn Approver> = match (&self.approver, &settings.approver) {
             (Some(command), _) => Box::new(approve::Command::shell(command)),
+            (None, _) if elsewhere => Box::new(approve::Queue::new(state)?),
             (None, Some(words)) => {
                 Box::new(approve::Command::new(words.value.iter().map(OsString::from).collect()))
             }
             (None, None) => Box::new(approve::Terminal),
         };
+        if self.approver.is_none() && elsewhere && !quiet {
+            complain(&format!(
+                "stockade: waiting for an answer: `stockade top`, or `stockade session approve {}`",
+                request.id
+            ));
+        }
         let limit = settings
             .approver_timeout
             .as_ref()

@@ -328,7 +328,8 @@ fn attempt(
                     Session::create(&state, &[first])?
                 }
             };
-            let permit = args.approval.ask(escalation, &session, &effective, call)?;
+            let permit =
+                args.approval.ask(escalation, &session, &effective, call, &state, args.quiet)?;
             session.start(call.wanted(default), Some(permit))?
         }
     };
@@ -348,13 +349,13 @@ fn attempt(
     if let Some((_, age)) = effective.history() {
         stockade_observe::history::prune(&state, age);
     }
-    let prepared = context(&args, &effective, call, &run, blocked)
     if let Some(keep) = effective.keep_logs()
         && let Err(error) = stockade_observe::prune(&state, keep, false)
         && !args.quiet
     {
         complain(&format!("stockade: old logs stay: {}", sanitise(&error.chain())));
     }
+    let prepared = context(&args, &effective, call, &run, blocked)
         .and_then(|context| Ok((context, Status::new(args.status_fd, &call.session)?)));
     let (context, mut status) = match prepared {
         Ok(prepared) => prepared,

@@ -1,5 +1,6 @@
 //! `stockade session`: what runs share, and what they may do by it.
 
+mod requests;
 mod show;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,9 @@ enum Command {
     Preset(PresetArgs),
     Events(show::Events),
     Rm(Rm),
+    Requests(requests::Requests),
+    Approve(requests::Approve),
+    Reject(requests::Reject),
 }
 
 /// Make a session and print its id.
@@ -111,6 +115,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         }
         Command::Events(args) => show::events(&directory, args),
         Command::Rm(args) => rm(&directory, args),
+        Command::Requests(args) => requests::list(&directory, args),
+        Command::Approve(args) => requests::approve(&directory, args),
+        Command::Reject(args) => requests::reject(&directory, args),
     }
     .map(|()| ExitCode::SUCCESS)
 }
@@ -161,9 +168,10 @@ fn confines() -> bool {
 
 /// Tells whether somebody can approve: the configuration's approver, or whoever sits at the terminal.
 fn approves() -> Result<bool, Failure> {
-    let configured = Sources::default().resolve(Mode::COMMAND_LINE_DEFAULT)?.settings.approver;
+    let settings = Sources::default().resolve(Mode::COMMAND_LINE_DEFAULT)?.settings;
+    let elsewhere = settings.ask_elsewhere.is_some_and(|set| set.value);
     let terminal = || std::fs::File::options().read(true).write(true).open("/dev/tty").is_ok();
-    Ok(configured.is_some() || terminal())
+    Ok(elsewhere || settings.approver.is_some() || terminal())
 }
 
 fn invalid(error: PresetError) -> Failure {

@@ -6,12 +6,16 @@ mod view;
 
 use std::env;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::json;
+use stockade_policy::text::sanitise;
+use stockade_policy::{ApprovalAnswer, Verdict};
 
+use crate::approve::queue;
 use crate::error::{Code, Failure};
 use crate::state;
 
@@ -51,12 +55,16 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         Failure::new(Code::RunnerFailed, "can't use the terminal").because(error)
     };
     let mut terminal = ratatui::try_init().map_err(fail)?;
-    let done = watch(&mut terminal, feed);
+    let done = watch(&mut terminal, feed, &state::directory()?);
     ratatui::try_restore().map_err(fail)?;
     done.map(|()| ExitCode::SUCCESS)
 }
 
-fn watch(terminal: &mut ratatui::DefaultTerminal, mut feed: Feed) -> Result<(), Failure> {
+fn watch(
+    terminal: &mut ratatui::DefaultTerminal,
+    mut feed: Feed,
+    state: &Path,
+) -> Result<(), Failure> {
     let fail = |error: io::Error| {
         Failure::new(Code::RunnerFailed, "can't use the terminal").because(error)
     };
@@ -67,6 +75,10 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, mut feed: Feed) -> Result<(), 
     loop {
         for news in feed.poll()? {
             model.take(news);
+        }
+        // One that can't be read now can be the next time.
+        if let Ok(asking) = queue::waiting(state) {
+            model.ask(asking);
         }
         if second.elapsed() >= SECOND {
             second = Instant::now();
@@ -83,7 +95,20 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, mut feed: Feed) -> Result<(), 
             {
                 return Ok(());
             }
+            if let Some((id, decision)) = model.verdict.take() {
+                model.said = Some(pass_on(state, &id, decision));
+            }
         }
+    }
+}
+
+/// Passes an answer on, and says what came of it.
+fn pass_on(state: &Path, id: &str, decision: Verdict) -> String {
+    let given = ApprovalAnswer { decision, id: None, reason: None };
+    match queue::answer(state, id, given) {
+        Ok(()) if decision == Verdict::AllowedOnce => format!("request {id} is allowed, once"),
+        Ok(()) => format!("request {id} is rejected"),
+        Err(error) => sanitise(&error.to_string()),
     }
 }
 
@@ -108,8 +133,19 @@ fn press(model: &mut Model, key: KeyEvent, page: usize) -> bool {
         }
         return false;
     }
+    if model.question.is_some() {
+        match key.code {
+            KeyCode::Char('y') => model.decide(Verdict::AllowedOnce),
+            KeyCode::Char('n') => model.decide(Verdict::Rejected),
+            KeyCode::Char('a') | KeyCode::Tab => model.next_question(),
+            KeyCode::Esc | KeyCode::Char('q') => model.question = None,
+            _ => {}
+        }
+        return false;
+    }
     match key.code {
         KeyCode::Char('q') => return true,
+        KeyCode::Char('a') => model.next_question(),
         KeyCode::Esc if model.help || model.detail => {
             model.help = false;
             model.detail = false;
@@ -142,6 +178,7 @@ fn press(model: &mut Model, key: KeyEvent, page: usize) -> bool {
 
 /// Prints what there is each second.
 fn print(args: &Args, mut feed: Feed) -> Result<ExitCode, Failure> {
+    let state = state::directory()?;
     let mut model = Model::new();
     let mut printed = 0;
     loop {
@@ -158,6 +195,7 @@ fn print(args: &Args, mut feed: Feed) -> Result<ExitCode, Failure> {
             "denied": model.total.denied,
             "conflicts": model.conflicts,
             "runs": runs,
+            "asking": queue::waiting(&state).unwrap_or_default(),
         });
         // A reader that has seen enough goes away.
         if writeln!(io::stdout(), "{line}").is_err() {

@@ -8,6 +8,8 @@ use stockade_observe::{
     Event, Op, Outcome, Process, RunId, RunRow, SessionId, Stored, Time, is_change,
 };
 
+use stockade_policy::{ApprovalRequest, Verdict};
+
 use super::feed::News;
 use crate::cli::log::{path, program};
 
@@ -117,6 +119,14 @@ pub(super) struct Model {
     pub follow: bool,
     pub detail: bool,
     pub help: bool,
+    /// Requests for a wider mode that wait for an answer, the oldest first.
+    pub asking: Vec<ApprovalRequest>,
+    /// The one that is looked at.
+    pub question: Option<String>,
+    /// The answer that was given to it and is to be passed on.
+    pub verdict: Option<(String, Verdict)>,
+    /// What came of the last answer.
+    pub said: Option<String>,
     pub input: Input,
 }
 
@@ -208,6 +218,39 @@ impl Model {
                 self.apply(news);
             }
         }
+    }
+
+    /// Takes the requests that wait now; a window on one that is over closes.
+    pub(super) fn ask(&mut self, asking: Vec<ApprovalRequest>) {
+        self.asking = asking;
+        if let Some(id) = &self.question
+            && self.asked().is_none()
+        {
+            self.said = Some(format!("request {id} is over"));
+            self.question = None;
+        }
+    }
+
+    /// The request that is looked at.
+    pub(super) fn asked(&self) -> Option<&ApprovalRequest> {
+        let id = self.question.as_deref()?;
+        self.asking.iter().find(|request| request.id == id)
+    }
+
+    /// Looks at the next request, from the one that is looked at.
+    pub(super) fn next_question(&mut self) {
+        let at = self.asking.iter().position(|request| Some(&request.id) == self.question.as_ref());
+        let next = at.map_or(0, |at| at + 1) % self.asking.len().max(1);
+        self.question = self.asking.get(next).map(|request| request.id.clone());
+        self.said = None;
+    }
+
+    /// Answers the request that is looked at.
+    pub(super) fn decide(&mut self, verdict: Verdict) {
+        if let Some(request) = self.asked() {
+            self.verdict = Some((request.id.clone(), verdict));
+        }
+        self.question = None;
     }
 
     /// How many events wait for the pause to end.

@@ -7,7 +7,8 @@ use ratatui::backend::TestBackend;
 use stockade_observe::{
     Event, Op, Outcome, Process, RunId, RunInfo, RunRow, SessionId, Stored, Time,
 };
-use stockade_policy::{Denial, Mode, ModeSource, Rule};
+use stockade_policy::text::Bytes;
+use stockade_policy::{ApprovalRequest, Denial, Escalation, Mode, ModeSource, Rule};
 
 use super::feed::News;
 use super::*;
@@ -133,4 +134,57 @@ fn keys_choose_what_is_seen() {
     key(&mut model, KeyCode::Char('?'));
     assert!(picture(&model, 100, 20).contains("this help"));
     assert!(key(&mut model, KeyCode::Char('q')));
+}
+
+fn asks(id: &str, justification: &str) -> ApprovalRequest {
+    ApprovalRequest {
+        v: 1,
+        id: id.to_owned(),
+        session: Some("s1".to_owned()),
+        escalation: Escalation::new(Mode::ReadOnly, Mode::WorkspaceWrite, justification).unwrap(),
+        argv: vec![Bytes::from("make"), Bytes::from("all\u{1b}[2J")],
+        cwd: Bytes::from("/w"),
+        refused: Vec::new(),
+    }
+}
+
+#[test]
+fn a_waiting_request_is_seen_and_only_y_allows_it() {
+    for (width, height) in [(80, 24), (200, 60)] {
+        let mut model = model();
+        model.ask(vec![asks("e1", "to build\u{202e}"), asks("e2", "again")]);
+        assert!(picture(&model, width, height).contains("2 waiting for approval: press a"));
+        // Nothing is answered without a look at it.
+        key(&mut model, KeyCode::Char('y'));
+        assert_eq!(model.verdict, None);
+        key(&mut model, KeyCode::Char('a'));
+        let seen = picture(&model, width, height);
+        for wanted in [
+            "y allow once",
+            "make 'all\\x1b[2J'",
+            "workspace-write (this run alone",
+            "to build\\u{202e}",
+        ] {
+            assert!(seen.contains(wanted), "{wanted} at {width}×{height}:\n{seen}");
+        }
+        for code in [KeyCode::Enter, KeyCode::Char(' '), KeyCode::Down] {
+            key(&mut model, code);
+            assert_eq!(model.verdict, None, "{code:?}");
+        }
+        assert!(!key(&mut model, KeyCode::Char('q')), "it closes the question");
+        key(&mut model, KeyCode::Char('a'));
+        key(&mut model, KeyCode::Char('a'));
+        // The one that is looked at stays, whatever comes and goes beside it.
+        model.ask(vec![asks("e0", "new"), asks("e2", "again")]);
+        key(&mut model, KeyCode::Char('y'));
+        assert_eq!(model.verdict.take(), Some(("e2".to_owned(), Verdict::AllowedOnce)));
+        key(&mut model, KeyCode::Char('a'));
+        key(&mut model, KeyCode::Char('n'));
+        assert_eq!(model.verdict.take(), Some(("e0".to_owned(), Verdict::Rejected)));
+        key(&mut model, KeyCode::Char('a'));
+        model.ask(Vec::new());
+        key(&mut model, KeyCode::Char('y'));
+        assert_eq!((&model.verdict, &model.question), (&None, &None), "it is over");
+        assert!(picture(&model, width, height).contains("is over"));
+    }
 }

@@ -12,6 +12,7 @@ use stockade_observe::{Outcome, is_change};
 use stockade_policy::text::shorten;
 
 use super::model::{Busy, HISTORY, Input, Item, Model, RunLine, View, age, describe};
+use crate::approve::rows;
 use crate::cli::log::{clock, command, lasted, path, program};
 use crate::errno;
 
@@ -75,20 +76,25 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, theme: Theme) {
     if model.help {
         draw_help(frame, theme);
     }
+    draw_question(frame, model, theme);
 }
 
 fn draw_head(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
     let live = model.live();
     let now = model.rate.back().copied().unwrap_or(0);
     let denied = model.total.denied;
-    let mut spans = vec![
-        Span::styled("stockade top", Theme::strong()),
+    let mut spans = vec![Span::styled("stockade top", Theme::strong())];
+    if !model.asking.is_empty() {
+        let text = format!("  {} waiting for approval: press a", model.asking.len());
+        spans.push(Span::styled(text, theme.bad()));
+    }
+    spans.extend([
         Span::raw(format!("  {live} live  {now} events/s  {} seen  ", model.total.events)),
         Span::styled(
             format!("{denied} refused"),
             if denied > 0 { theme.bad() } else { theme.faint() },
         ),
-    ];
+    ]);
     if model.conflicts > 0 {
         spans.push(Span::styled(format!("  {} conflicts", model.conflicts), theme.bad()));
     }
@@ -267,6 +273,9 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
             Span::styled(" ", Theme::selected()),
             Span::styled("  Enter keeps it, Esc clears it", theme.faint()),
         ]),
+        Input::None if model.said.is_some() => {
+            Line::styled(model.said.clone().unwrap_or_default(), Theme::strong())
+        }
         Input::None => Line::styled(
             "q quit  Space pause  / filter  d refused only  1-4 view  Enter detail  ? help",
             theme.faint(),
@@ -296,7 +305,21 @@ fn draw_detail(frame: &mut Frame<'_>, model: &Model, theme: Theme) {
     window(frame, " Event ", describe(item).into_iter().map(line).collect());
 }
 
-const HELP: [(&str, &str); 11] = [
+fn draw_question(frame: &mut Frame<'_>, model: &Model, theme: Theme) {
+    let Some(request) = model.asked() else { return };
+    let row = |(name, value): (&str, String)| {
+        Line::from(vec![Span::styled(format!("{name:>14}  "), theme.faint()), Span::raw(value)])
+    };
+    // What is decided about must be seen whole: the keys come first, since a long text runs out of the window.
+    let mut lines = vec![Line::styled(
+        "y allow once   n reject   a next   Esc decide later",
+        Theme::selected(),
+    )];
+    lines.extend(rows(request).into_iter().map(row));
+    window(frame, " A command asks for a wider mode ", lines);
+}
+
+const HELP: [(&str, &str); 12] = [
     ("q, Ctrl-C", "quit"),
     ("Space", "pause; what comes is kept and shown afterwards"),
     ("/", "filter by a part of a path, a program or an operation"),
@@ -306,6 +329,7 @@ const HELP: [(&str, &str); 11] = [
     ("PgUp PgDn", "a page"),
     ("Home End, g G", "first, last; at the end the list follows what comes"),
     ("Enter", "all that is known of the selected event"),
+    ("a", "look at a run that asks for a wider mode: y allows it once, n rejects it"),
     ("Esc", "close a window, clear the filter"),
     ("?", "this help"),
 ];
