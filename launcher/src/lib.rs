@@ -15,6 +15,7 @@ pub mod error;
 pub mod escape;
 pub mod filter;
 pub mod init;
+pub mod journal;
 pub mod launch;
 pub mod mount;
 pub mod namespace;

@@ -1,4 +1,4 @@
-//! `stockade log export`: events to an OpenTelemetry receiver.
+//! `stockade log export`: events to an OpenTelemetry receiver, to the journal, or to a syslog daemon.
 
 use std::collections::HashMap;
 use std::env;
@@ -8,17 +8,18 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
-use stockade_observe::{Filter, SessionDir, SessionId, Store, find_session, session_dirs};
+use stockade_observe::{Filter, SessionDir, SessionId, Store, Stored, find_session, session_dirs};
 use stockade_policy::text::sanitise;
 
 use super::{failure, last_session, path};
 use crate::cli::policy_args::duration;
 use crate::cli::{complain, show};
 use crate::error::{Code, Failure};
-use crate::otlp::{Cursor, Exporter, Protocol, Target};
+use crate::journal::{Daemon, Format, JOURNAL, SYSLOG};
+use crate::otlp::{Cursor, Exporter, Protocol, Taken, Target};
 use crate::state;
 
-/// Send events to an OpenTelemetry receiver (OTLP logs), each one once.
+/// Send events to an OpenTelemetry receiver (OTLP logs), to the journal or to a syslog daemon, each one once.
 ///
 /// What the receiver has taken is remembered beside the log, for each receiver: the next export goes on from there, and
 /// a receiver that is away is waited for.
@@ -31,8 +32,19 @@ pub struct Args {
     #[arg(long)]
     all: bool,
     /// The receiver. Over HTTP, /v1/logs is added unless it's there.
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
-    otlp: String,
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
+        required_unless_present_any = ["journald", "syslog"]
+    )]
+    otlp: Option<String>,
+    /// Send to systemd's journal instead, or to whoever listens at this socket as it does.
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, require_equals = true, default_missing_value = JOURNAL)]
+    journald: Option<PathBuf>,
+    /// Send to the syslog daemon instead, or to whoever listens at this socket as it does.
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, require_equals = true, default_missing_value = SYSLOG, conflicts_with = "journald")]
+    syslog: Option<PathBuf>,
     /// How to speak to it. [default: grpc where the port is 4317, else http]
     #[arg(long, value_enum, value_name = "PROTOCOL")]
     protocol: Option<Wire>,
@@ -94,19 +106,60 @@ struct Total {
     message: String,
 }
 
+/// Who is sent to.
+enum Receiver {
+    Otlp(Box<Exporter>),
+    Daemon(Daemon),
+}
+
+impl Receiver {
+    /// Makes the receiver that is asked for, and what it is called.
+    fn new(args: &Args) -> Result<(Self, String), Failure> {
+        let daemon = |format, path: &PathBuf| {
+            (Self::Daemon(Daemon::new(format, path)), path.to_string_lossy().into_owned())
+        };
+        if let Some(path) = &args.journald {
+            return Ok(daemon(Format::Journal, path));
+        }
+        if let Some(path) = &args.syslog {
+            return Ok(daemon(Format::Syslog, path));
+        }
+        let endpoint = args.otlp.clone().unwrap_or_default();
+        let grpc = endpoint.trim_end_matches('/').ends_with(":4317");
+        let protocol = match (args.protocol, grpc) {
+            (Some(Wire::Grpc), _) | (None, true) => Protocol::Grpc,
+            (Some(Wire::Http), _) | (None, false) => Protocol::Http,
+        };
+        let mut headers = listed("OTEL_EXPORTER_OTLP_HEADERS")?;
+        headers.extend(args.header.iter().cloned());
+        let target = Target { endpoint: endpoint.clone(), protocol, headers, timeout: REQUEST };
+        let invalid = |why: String| Failure::new(Code::ConfigInvalid, sanitise(&why));
+        let exporter = Exporter::new(&target, resource()?).map_err(invalid)?;
+        Ok((Self::Otlp(Box::new(exporter)), endpoint))
+    }
+
+    /// Sends a batch. An error has the number of events that were taken before it.
+    fn deliver(
+        &mut self,
+        session: &SessionId,
+        batch: &[Stored],
+        patience: Option<Duration>,
+        waiting: impl FnMut(&str, Duration),
+    ) -> Result<Taken, (usize, String)> {
+        match self {
+            Self::Otlp(exporter) => {
+                exporter.deliver(session, batch, patience, waiting).map_err(|why| (0, why))
+            }
+            Self::Daemon(daemon) => {
+                daemon.deliver(session, batch, patience, waiting).map(|()| Taken::default())
+            }
+        }
+    }
+}
+
 /// Sends them.
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let grpc = args.otlp.trim_end_matches('/').ends_with(":4317");
-    let protocol = match (args.protocol, grpc) {
-        (Some(Wire::Grpc), _) | (None, true) => Protocol::Grpc,
-        (Some(Wire::Http), _) | (None, false) => Protocol::Http,
-    };
-    let mut headers = listed("OTEL_EXPORTER_OTLP_HEADERS")?;
-    headers.extend(args.header.iter().cloned());
-    let target = Target { endpoint: args.otlp.clone(), protocol, headers, timeout: REQUEST };
-    let invalid = |why: String| Failure::new(Code::ConfigInvalid, sanitise(&why));
-    let mut exporter = Exporter::new(&target, resource()?).map_err(invalid)?;
-
+    let (mut receiver, called) = Receiver::new(args)?;
     let state = state::directory()?;
     let mut sources: HashMap<SessionId, Source> = HashMap::new();
     let mut total = Total::default();
@@ -115,11 +168,11 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         for session in sessions(args, &state)? {
             let source = match sources.remove(&session.id) {
                 Some(source) => source,
-                None => Source::open(&session, &args.otlp)?,
+                None => Source::open(&session, &called)?,
             };
             let source = sources.entry(session.id.clone()).or_insert(source);
             if source.seen != Some(session.active) {
-                news |= source.send(args, &mut exporter, &mut total)?;
+                news |= source.send(args, &mut receiver, &called, &mut total)?;
                 source.seen = Some(session.active);
             }
         }
@@ -133,7 +186,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.json {
         show(&format!("{}\n", json!({ "v": 1, "sent": total.sent, "rejected": total.rejected })));
     } else if !args.quiet {
-        complain(&format!("stockade: {} events sent to {}", total.sent, sanitise(&args.otlp)));
+        complain(&format!("stockade: {} events sent to {}", total.sent, sanitise(&called)));
     }
     if total.rejected > 0 {
         let what = format!("the receiver turned {} events down", total.rejected);
@@ -170,7 +223,8 @@ impl Source {
     fn send(
         &mut self,
         args: &Args,
-        exporter: &mut Exporter,
+        receiver: &mut Receiver,
+        called: &str,
         total: &mut Total,
     ) -> Result<bool, Failure> {
         let store = Store::open_read_only(&self.dir).map_err(failure)?;
@@ -190,30 +244,31 @@ impl Source {
                         complain(&format!("stockade: {}; again in {next:.1} s", sanitise(why)));
                     }
                 };
-                let taken =
-                    exporter.deliver(&self.id, batch, patience, waiting).map_err(|why| {
-                        Failure::new(
-                            Code::RunnerFailed,
-                            format!("{} wasn't reached or didn't take it", sanitise(&args.otlp)),
-                        )
-                        .because(sanitise(&why))
-                        .help(format!(
-                            "{} events were sent; the same command goes on after them",
-                            total.sent
-                        ))
-                    })?;
-                let count = u64::try_from(batch.len()).unwrap_or(u64::MAX);
-                total.sent += count.saturating_sub(taken.rejected);
-                total.rejected += taken.rejected;
-                if !taken.message.is_empty() {
-                    total.message = taken.message;
-                }
-                let last = batch.last().map_or(self.cursor.seq(), |event| event.seq);
+                let taken = receiver.deliver(&self.id, batch, patience, waiting);
+                let (taken, count) = match taken {
+                    Ok(taken) => (Ok(taken), batch.len()),
+                    Err((count, why)) => (Err(why), count),
+                };
+                let last = batch.get(..count).and_then(<[Stored]>::last);
+                let last = last.map_or(self.cursor.seq(), |event| event.seq);
                 self.cursor.advance(last).map_err(|error| {
                     let file = path(&self.dir);
                     Failure::new(Code::RunnerFailed, format!("can't write in `{file}`"))
                         .because(error)
                 })?;
+                let count = u64::try_from(count).unwrap_or(u64::MAX);
+                let taken = taken.map_err(|why| {
+                    let sent = total.sent.saturating_add(count);
+                    let what = format!("{} wasn't reached or didn't take it", sanitise(called));
+                    Failure::new(Code::RunnerFailed, what).because(sanitise(&why)).help(format!(
+                        "{sent} events were sent; the same command goes on after them"
+                    ))
+                })?;
+                total.sent += count.saturating_sub(taken.rejected);
+                total.rejected += taken.rejected;
+                if !taken.message.is_empty() {
+                    total.message = taken.message;
+                }
             }
         }
     }
