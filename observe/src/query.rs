@@ -202,12 +202,17 @@ impl<'c> Query<'c> {
         } else if filter.denied {
             Drive::Marked("event_denied")
         } else if by_process {
-            Drive::Ranges(blocks(
-                conn,
+            // A program has as many rows as blocks, its processes have many times as many.
+            let by_program = filter.pid.is_none()
+                && Store::has_counts(conn).map_err(Error::sql("look for blocks"))?;
+            let sql = if by_program {
+                "SELECT DISTINCT block FROM exe_block WHERE exe IN \
+                 (SELECT exe FROM process WHERE id IN (SELECT id FROM temp.wanted_process)) ORDER BY block"
+            } else {
                 "SELECT DISTINCT block FROM process_block WHERE process IN (SELECT id FROM temp.wanted_process) \
-                 ORDER BY block",
-                [].as_slice(),
-            )?)
+                 ORDER BY block"
+            };
+            Drive::Ranges(blocks(conn, sql, [].as_slice())?)
         } else if filter.changed {
             Drive::Marked("event_changed")
         } else if let Some(run) = run {
@@ -216,6 +221,13 @@ impl<'c> Query<'c> {
         } else {
             Drive::Ranges(vec![(first, i64::MAX)])
         };
+        if let Drive::Ranges(ranges) = &mut self.drive {
+            // What lies before isn't read to be left out.
+            ranges.retain(|(_, last)| *last >= first);
+            for range in ranges {
+                range.0 = range.0.max(first);
+            }
+        }
         Ok(())
     }
 

@@ -16,13 +16,14 @@ use crate::template;
 
 /// The format that this version writes: major × 100 + minor. A minor version adds tables, views and indices, never a
 /// column of a table that the chain covers.
-pub const FORMAT: i32 = 101;
+pub const FORMAT: i32 = 102;
 
 /// `Stoc`: tells a log from any other SQLite database.
 const APPLICATION_ID: i32 = 0x5374_6f63;
 
 /// The tables of [`FORMAT`].
-pub(crate) const SCHEMA: &str = concat!(include_str!("schema.sql"), include_str!("observed.sql"));
+pub(crate) const SCHEMA: &str =
+    concat!(include_str!("schema.sql"), include_str!("observed.sql"), include_str!("counted.sql"));
 
 /// The database's name in a session's directory.
 pub const FILE_NAME: &str = "log.db";
@@ -193,6 +194,9 @@ impl Store {
             if version < 101 {
                 self.add_observed().map_err(Error::sql("bring the log up to date"))?;
             }
+            if version < 102 {
+                self.add_counts().map_err(Error::sql("bring the log up to date"))?;
+            }
             return Ok(());
         }
         self.create().map_err(Error::sql("create the log"))?;
@@ -210,6 +214,29 @@ impl Store {
         tx.execute_batch(include_str!("observed.sql"))?;
         tx.pragma_update(None, "user_version", 101)?;
         tx.commit()
+    }
+
+    /// From 101 to 102: counts of what is derived already.
+    fn add_counts(&self) -> rusqlite::Result<()> {
+        let tx = rusqlite::Transaction::new_unchecked(
+            &self.conn,
+            rusqlite::TransactionBehavior::Immediate,
+        )?;
+        tx.execute_batch(include_str!("counted.sql"))?;
+        tx.execute_batch(
+            "DELETE FROM touch_count; \
+             INSERT INTO touch_count SELECT run, exe, how, count(*) FROM touch GROUP BY run, exe, how; \
+             INSERT OR IGNORE INTO exe_block \
+                SELECT p.exe, b.block FROM process_block b JOIN process p ON p.id = b.process;",
+        )?;
+        tx.pragma_update(None, "user_version", 102)?;
+        tx.commit()
+    }
+
+    /// Tells whether the log has the tables of format 1.2: one that is read alone isn't brought up to date.
+    pub(crate) fn has_counts(conn: &Connection) -> rusqlite::Result<bool> {
+        let version: i32 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        Ok(version >= 102)
     }
 
     fn create(&self) -> rusqlite::Result<()> {

@@ -126,16 +126,20 @@ impl Store {
         let failed = "read what was touched";
         let id = run_id(&self.conn, &run.0)?;
         let mut dict = Dict::new(&self.conn);
-        let mut select = self
-            .conn
-            .prepare_cached("SELECT exe, how FROM touch WHERE run = ?")
-            .map_err(Error::sql(failed))?;
+        let counted = Self::has_counts(&self.conn).map_err(Error::sql(failed))?;
+        let sql = if counted {
+            "SELECT exe, how, paths FROM touch_count WHERE run = ? AND paths > 0"
+        } else {
+            "SELECT exe, how, count(*) FROM touch WHERE run = ? GROUP BY exe, how"
+        };
+        let mut select = self.conn.prepare_cached(sql).map_err(Error::sql(failed))?;
         let mut rows = select.query([id]).map_err(Error::sql(failed))?;
         let mut counts: BTreeMap<(i64, u16), u64> = BTreeMap::new();
         while let Some(row) = rows.next().map_err(Error::sql(failed))? {
             let key =
                 (row.get(0).map_err(Error::sql(failed))?, row.get(1).map_err(Error::sql(failed))?);
-            *counts.entry(key).or_default() += 1;
+            let paths: i64 = row.get(2).map_err(Error::sql(failed))?;
+            counts.insert(key, paths.cast_unsigned());
         }
         counts
             .into_iter()

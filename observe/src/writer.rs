@@ -39,6 +39,7 @@ struct Caches {
     touches: Recent<(i64, i64), Touch>,
     block: i64,
     in_block: HashSet<i64>,
+    exes_in_block: HashSet<i64>,
 }
 
 /// A process and its program.
@@ -46,6 +47,14 @@ struct Caches {
 struct Ids {
     process: i64,
     exe: i64,
+}
+
+/// What a batch adds to the derived tables.
+#[derive(Default)]
+struct Batch {
+    stats: HashMap<(i64, i64, i64), Stat>,
+    /// How many paths more, or fewer, a program touched in just these ways.
+    touched: HashMap<(i64, Touch), i64>,
 }
 
 #[derive(Default)]
@@ -69,6 +78,7 @@ impl Caches {
             touches: Recent::new(200_000),
             block: -1,
             in_block: HashSet::new(),
+            exes_in_block: HashSet::new(),
         }
     }
 
@@ -80,6 +90,7 @@ impl Caches {
         self.touches.clear();
         self.block = -1;
         self.in_block.clear();
+        self.exes_in_block.clear();
     }
 
     fn path(&mut self, append: &mut Append<'_>, bytes: &[u8]) -> rusqlite::Result<i64> {
@@ -215,10 +226,18 @@ impl Writer {
     fn try_write(&mut self, events: &[Event]) -> rusqlite::Result<Entry> {
         let Self { store, run, caches } = self;
         let mut append = Append::begin(&store.conn)?;
-        let mut stats: HashMap<(i64, i64, i64), Stat> = HashMap::new();
+        let mut batch = Batch::default();
         for event in events {
-            insert_event(&mut append, caches, *run, event, &mut stats)?;
+            insert_event(&mut append, caches, *run, event, &mut batch)?;
         }
+        let Batch { stats, touched } = batch;
+        let mut count = store.conn.prepare_cached(
+            "INSERT INTO touch_count VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET paths = paths + excluded.paths",
+        )?;
+        for ((exe, how), paths) in touched.into_iter().filter(|(_, paths)| *paths != 0) {
+            count.execute(params![*run, exe, how.bits(), paths])?;
+        }
+        drop(count);
         let mut upsert = store.conn.prepare_cached(
             "INSERT INTO run_stat VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET \
              events = events + excluded.events, count = count + excluded.count, \
@@ -335,7 +354,7 @@ fn insert_event(
     caches: &mut Caches,
     run: i64,
     event: &Event,
-    stats: &mut HashMap<(i64, i64, i64), Stat>,
+    batch: &mut Batch,
 ) -> rusqlite::Result<()> {
     let ids = caches.process(append, &event.process)?;
     let path = caches.path(append, path_bytes(&event.path))?;
@@ -376,14 +395,15 @@ fn insert_event(
     })?;
 
     let (how, how2) = Touch::of(event);
-    touch(append, caches, run, ids.exe, path, how)?;
+    touch(append, caches, run, (ids.exe, path), how, &mut batch.touched)?;
     if let Some(path2) = path2 {
-        touch(append, caches, run, ids.exe, path2, how2)?;
+        touch(append, caches, run, (ids.exe, path2), how2, &mut batch.touched)?;
     }
     let block = seq / BLOCK;
     if block != caches.block {
         caches.block = block;
         caches.in_block.clear();
+        caches.exes_in_block.clear();
         append
             .conn()
             .prepare_cached("INSERT OR IGNORE INTO run_block VALUES (?,?)")?
@@ -395,8 +415,15 @@ fn insert_event(
             .prepare_cached("INSERT OR IGNORE INTO process_block VALUES (?,?)")?
             .execute([ids.process, block])?;
     }
+    if caches.exes_in_block.insert(ids.exe) {
+        append
+            .conn()
+            .prepare_cached("INSERT OR IGNORE INTO exe_block VALUES (?,?)")?
+            .execute([ids.exe, block])?;
+    }
 
-    let stat = stats
+    let stat = batch
+        .stats
         .entry((ids.process, op, outcome))
         .or_insert_with(|| Stat { first: seq, ..Stat::default() });
     stat.last = seq;
@@ -418,21 +445,37 @@ fn touch(
     append: &Append<'_>,
     caches: &mut Caches,
     run: i64,
-    exe: i64,
-    path: i64,
+    (exe, path): (i64, i64),
     how: Touch,
+    touched: &mut HashMap<(i64, Touch), i64>,
 ) -> rusqlite::Result<()> {
-    let known = caches.touches.get(&(exe, path)).unwrap_or_default();
-    if known.contains(how) {
+    let cached = caches.touches.get(&(exe, path));
+    if cached.is_some_and(|known| known.contains(how)) || how == Touch::default() {
         return Ok(());
     }
-    append
-        .conn()
-        .prepare_cached(
-            "INSERT INTO touch VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET how = how | excluded.how",
-        )?
-        .execute(params![run, exe, path, how.bits()])?;
-    caches.touches.insert((exe, path), known | how);
+    let conn = append.conn();
+    let known = match cached {
+        Some(known) => Some(known),
+        // One that fell out of the cache may be in the table.
+        None => conn
+            .prepare_cached("SELECT how FROM touch WHERE run = ? AND exe = ? AND path = ?")?
+            .query_row([run, exe, path], |row| row.get(0).map(Touch::from_bits))
+            .optional()?,
+    };
+    let both = known.unwrap_or_default() | how;
+    if known != Some(both) {
+        conn.prepare_cached("INSERT OR REPLACE INTO touch VALUES (?,?,?,?)")?.execute(params![
+            run,
+            exe,
+            path,
+            both.bits()
+        ])?;
+        if let Some(known) = known {
+            *touched.entry((exe, known)).or_default() -= 1;
+        }
+        *touched.entry((exe, both)).or_default() += 1;
+    }
+    caches.touches.insert((exe, path), both);
     Ok(())
 }
 

@@ -202,7 +202,7 @@ fn a_newer_format_and_another_sessions_log_are_refused() {
     store.conn.pragma_update(None, "user_version", FORMAT + 100).unwrap();
     drop(store);
     let newer = start("s1", "r3").finish(RunOutcome::exited(0)).unwrap();
-    assert!(newer.recording.error.unwrap().contains("format 2.1"));
+    assert!(newer.recording.error.unwrap().contains("format 2.2"));
     assert!(matches!(Store::open_read_only(dir.path()), Err(Error::Newer { .. })));
 }
 
@@ -230,4 +230,57 @@ fn a_recorder_that_died_leaves_an_interrupted_run() {
         )
         .unwrap();
     assert_eq!((outcome.as_str(), at_most > 0), ("interrupted", true));
+}
+
+#[test]
+fn counts_are_those_of_what_they_count_also_in_a_log_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("sessions/s1");
+    let recorder = Recorder::start(&dir, session(), info("r1"), OnRecordFailure::Stop).unwrap();
+    let sink = recorder.sink();
+    let by = |exe: &str, event: Event| Event {
+        process: Arc::new(Process { pid: 8, exe: exe.into(), ..Process::default() }),
+        ..event
+    };
+    for round in 0..3 {
+        for file in 0..20 {
+            sink.record(event(Op::Read, &format!("/w/{file}")));
+            if file % (round + 2) == 0 {
+                sink.record(by("/bin/cc", event(Op::Write, &format!("/w/{file}"))));
+                sink.record(event(Op::Chmod, &format!("/w/{file}")));
+            }
+        }
+        sink.record(Event {
+            path2: Some(format!("/w/moved-{round}").into()),
+            ..by("/bin/mv", event(Op::Rename, &format!("/w/{round}")))
+        });
+        recorder.flush().unwrap();
+    }
+    recorder.finish(RunOutcome::exited(0)).unwrap();
+    let run = RunId("r1".into());
+    let counted = |store: &Store| {
+        let mut all = store.touch_counts(&run).unwrap();
+        all.sort_by(|a, b| (&a.0, a.1.bits()).cmp(&(&b.0, b.1.bits())));
+        all
+    };
+    let by_program = |store: &Store| {
+        let filter = Filter { exes: vec!["cc".to_owned()], ..Filter::default() };
+        store.events(&filter).unwrap().len()
+    };
+    let store = Store::create_or_open(&dir).unwrap();
+    let (counts, events) = (counted(&store), by_program(&store));
+    assert!(counts.len() > 4 && events > 20, "{counts:?} {events}");
+    // As format 1.1 had it: counted when it is asked for, and entered when it is brought up to date.
+    let older = "DROP TABLE touch_count; DROP TABLE exe_block; PRAGMA user_version = 101;";
+    store.conn.execute_batch(older).unwrap();
+    drop(store);
+    let read = Store::open_read_only(&dir).unwrap();
+    assert_eq!((counted(&read), by_program(&read)), (counts.clone(), events));
+    drop(read);
+    let store = Store::create_or_open(&dir).unwrap();
+    assert_eq!((counted(&store), by_program(&store)), (counts, events));
+    let blocks: i64 =
+        store.conn.query_row("SELECT count(*) FROM exe_block", [], |row| row.get(0)).unwrap();
+    assert_eq!(blocks, 3);
+    assert!(store.verify(None).unwrap().is_sound());
 }
