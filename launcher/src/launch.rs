@@ -176,7 +176,7 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
         mode: plan.policy.mode,
         source: plan.policy.source,
         root: plan.policy.root.clone(),
-        writable_roots: plan.policy.writable_roots(),
+        writable_roots: plan.policy.writable(),
         backend: plan.backend().to_owned(),
         started,
     };

@@ -1,5 +1,6 @@
 //! From what was asked to the complete [`Policy`] of one call (contract P2–P6).
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ pub struct Request {
     pub workspace: PathBuf,
     /// The session, if there is one already.
     pub session: Option<String>,
-    /// More directories, or single files, that may be written.
+    /// More directories, or single files, that may be written; or globs of names in a directory that is there.
     pub writable: Vec<PathBuf>,
     /// The same, left out where they don't exist.
     pub writable_if_there: Vec<PathBuf>,
@@ -104,11 +105,29 @@ pub fn resolve(request: &Request, places: &Places) -> Result<Policy, Failure> {
     policy.source = request.mode.1;
     policy.session.clone_from(&request.session);
     for path in &request.writable {
-        policy.extra_roots.push(canonical(path, "writable path", "--writable")?);
+        match names_in(path)? {
+            Some((place, glob)) => {
+                let place = canonical_directory(&place, "directory of", "--writable")?;
+                policy.extra_names.push(names(&place, &glob)?);
+            }
+            None => policy.extra_roots.push(canonical(path, "writable path", "--writable")?),
+        }
     }
     // Best effort: what isn't there is no root.
-    let there = request.writable_if_there.iter().filter_map(|path| fs::canonicalize(path).ok());
-    policy.extra_roots.extend(there.filter(|path| path.is_dir() || path.is_file()));
+    for path in &request.writable_if_there {
+        let there = |path: &Path| fs::canonicalize(path).ok();
+        match names_in(path)? {
+            Some((place, glob)) => {
+                if let Some(place) = there(&place).filter(|place| place.is_dir()) {
+                    policy.extra_names.push(names(&place, &glob)?);
+                }
+            }
+            None => {
+                let there = there(path).filter(|path| path.is_dir() || path.is_file());
+                policy.extra_roots.extend(there);
+            }
+        }
+    }
     let temporary = places.temporary.iter().filter_map(|path| fs::canonicalize(path).ok());
     let own = |path: &PathBuf| places.own.iter().any(|own| path.starts_with(own));
     policy.extra_roots.extend(temporary.filter(|path| path.is_dir() && !own(path)));
@@ -172,6 +191,9 @@ pub fn regions(policy: &Policy) -> Vec<PathBuf> {
             Some(parent) if root.is_file() => parent.to_owned(),
             Some(_) | None => root.clone(),
         }));
+    }
+    if policy.mode == Mode::WorkspaceWrite {
+        all.extend(policy.writable_names().iter().filter_map(|name| place_of(name)));
     }
     all.extend(policy.observed_roots.iter().cloned());
     all.extend(policy.deny_read.iter().filter_map(|pattern| place_of(pattern)));
@@ -238,6 +260,38 @@ fn place_of(pattern: &str) -> Option<PathBuf> {
         place.pop();
     }
     Some(place)
+}
+
+/// Takes a writable path apart that is a glob: a directory, and what the names in it are like. A path that exists means
+/// itself.
+fn names_in(path: &Path) -> Result<Option<(PathBuf, String)>, Failure> {
+    let globs = |name: &OsStr| name.as_encoded_bytes().iter().any(|byte| b"*?[{".contains(byte));
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    if !globs(absolute.as_os_str()) || absolute.symlink_metadata().is_ok() {
+        return Ok(None);
+    }
+    let invalid = |why: &str| {
+        let what = format!("can't use the writable path `{}`: {why}", path.display());
+        Err(Failure::new(Code::PolicyInvalid, what).help("name a directory, or DIRECTORY/GLOB"))
+    };
+    let Some((place, name)) = absolute.parent().zip(absolute.file_name()) else { return Ok(None) };
+    if !globs(name) || (globs(place.as_os_str()) && place.symlink_metadata().is_err()) {
+        return invalid("only its last part may be a glob");
+    }
+    match name.to_str() {
+        Some("**") => invalid("`**` is the directory itself"),
+        Some(glob) => Ok(Some((place.to_owned(), glob.to_owned()))),
+        None => invalid("the glob isn't UTF-8"),
+    }
+}
+
+/// Returns the glob for names in a canonical directory.
+fn names(place: &Path, glob: &str) -> Result<String, Failure> {
+    let place = place.to_str().ok_or_else(|| {
+        let what = format!("can't use globs in `{}`: its name isn't UTF-8", place.display());
+        Failure::new(Code::PolicyInvalid, what).help("name a directory that may be written")
+    })?;
+    Ok(format!("{}/{glob}", escape_glob(place.trim_end_matches('/'))))
 }
 
 /// Makes a path stand for itself alone where a glob is expected.

@@ -86,7 +86,7 @@ impl RunResult {
                 "source": policy.source,
                 "root": name(&policy.root),
                 "writable_roots":
-                    policy.writable_roots().iter().map(|root| name(root)).collect::<Vec<_>>(),
+                    policy.writable().iter().map(|root| name(root)).collect::<Vec<_>>(),
             })),
             "backend": self.backend,
             "enforcement": self.enforcement.as_ref().map(|enforcement| json!({

@@ -93,6 +93,9 @@ pub struct Policy {
     pub session: Option<String>,
     /// What the operator and the platform add to the root (`/tmp`, `$TMPDIR`, `--writable`).
     pub extra_roots: Vec<PathBuf>,
+    /// Globs of absolute paths that may be written like a root: names that needn't be there yet.
+    #[serde(default)]
+    pub extra_names: Vec<String>,
     /// Directories that are served, so that what is read and refused there is recorded; nothing may be written for that.
     #[serde(default)]
     pub observed_roots: Vec<PathBuf>,
@@ -160,6 +163,7 @@ impl Policy {
             root,
             session: None,
             extra_roots: Vec::new(),
+            extra_names: Vec::new(),
             observed_roots: Vec::new(),
             deny_read: Vec::new(),
             deny_write: Vec::new(),
@@ -187,6 +191,23 @@ impl Policy {
             }
             Mode::DangerFullAccess => vec![PathBuf::from("/")],
         }
+    }
+
+    /// Returns the globs whose matches may be written beside the roots. Only the file system can tell a name that isn't
+    /// there yet: what works without it refuses them.
+    #[must_use]
+    pub fn writable_names(&self) -> &[String] {
+        match self.mode {
+            Mode::WorkspaceWrite => &self.extra_names,
+            Mode::ReadOnly | Mode::DangerFullAccess => &[],
+        }
+    }
+
+    /// Returns the roots and the names, as a person is told them.
+    #[must_use]
+    pub fn writable(&self) -> Vec<PathBuf> {
+        let names = self.writable_names().iter().map(PathBuf::from);
+        self.writable_roots().into_iter().chain(names).collect()
     }
 }
 

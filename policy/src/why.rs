@@ -402,7 +402,10 @@ fn allowed_by(rules: &Rules, path: &Path, access: Access) -> String {
     }
     match rules.roots().iter().find(|root| path.starts_with(root)) {
         Some(root) => format!("writable root {}", sanitise(&root.to_string_lossy())),
-        None => format!("mode {}", rules.mode()),
+        None => match rules.writable_name(path) {
+            Some(name) => format!("writable name {}", sanitise(name)),
+            None => format!("mode {}", rules.mode()),
+        },
     }
 }
 

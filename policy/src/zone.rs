@@ -41,6 +41,7 @@ pub struct Rules {
     pub(crate) mode: Mode,
     pub(crate) root: PathBuf,
     roots: Vec<PathBuf>,
+    names: PathRules,
     pub(crate) scopes: Scopes,
     read_only_mode: Arc<Denial>,
     outside: Arc<Denial>,
@@ -69,6 +70,9 @@ impl Rules {
         {
             return Err(PolicyError::NotAbsolute(relative.clone()));
         }
+        if let Some(relative) = policy.extra_names.iter().find(|name| !name.starts_with('/')) {
+            return Err(PolicyError::NotAbsolute(relative.into()));
+        }
         let list = |patterns: &[String], rule, option| {
             PathRules::compile(&policy.root, patterns, rule, option)
         };
@@ -78,6 +82,7 @@ impl Rules {
             root: policy.root.clone(),
             scopes: Scopes::new(policy.root.clone(), fold_roots(all)),
             roots,
+            names: list(policy.writable_names(), Rule::OutsideWritableRoots, "writable")?,
             read_only_mode: Arc::new(Denial::new(Rule::ReadOnlyMode, "mode read-only")),
             outside: Arc::new(Denial::new(Rule::OutsideWritableRoots, "mode workspace-write")),
             own: PathRules::exact(&policy.own_paths, own(Rule::ProtectedPath)),
@@ -93,6 +98,13 @@ impl Rules {
     #[must_use]
     pub fn roots(&self) -> &[PathBuf] {
         &self.roots
+    }
+
+    /// Returns the glob, if a path may be written because of one (see [`Policy::writable_names`]).
+    #[must_use]
+    pub fn writable_name(&self, path: &Path) -> Option<&str> {
+        let hit = self.names.hit(path.as_os_str().as_bytes(), &self.scopes)?;
+        hit.source().strip_prefix("writable ")
     }
 
     /// Returns the mode.
@@ -145,7 +157,8 @@ impl Rules {
                 if !self
                     .roots
                     .iter()
-                    .any(|root| strip(path, root.as_os_str().as_bytes()).is_some()) =>
+                    .any(|root| strip(path, root.as_os_str().as_bytes()).is_some())
+                    && self.names.hit(path, &self.scopes).is_none() =>
             {
                 return Some(self.outside.clone());
             }

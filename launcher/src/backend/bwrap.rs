@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use stockade_policy::{Mode, Network, Policy};
+use stockade_policy::{Mode, Network, Policy, Rules};
 
 use crate::error::{Code, Failure};
 use crate::namespace::MACHINE_WIDE;
@@ -150,7 +150,11 @@ fn out_of_reach(policy: &Policy, program: &Path) -> Result<PathBuf, String> {
     let program = std::fs::canonicalize(program).map_err(|error| error.to_string())?;
     let mut roots = policy.writable_roots();
     roots.push(policy.root.clone());
-    if policy.mode != Mode::DangerFullAccess && roots.iter().any(|root| program.starts_with(root)) {
+    let rules = Rules::compile(policy).map_err(|error| error.to_string())?;
+    let within = roots.iter().any(|root| program.starts_with(root));
+    if policy.mode != Mode::DangerFullAccess
+        && (within || rules.writable_name(&program).is_some())
+    {
         return Err("lies where the command may write, so it can't be trusted".to_owned());
     }
     Ok(program)

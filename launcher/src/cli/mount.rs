@@ -266,7 +266,7 @@ fn recorder(
         mode: policy.mode,
         source: policy.source,
         root: mountpoint.to_owned(),
-        writable_roots: policy.writable_roots(),
+        writable_roots: policy.writable(),
         backend: "mount".to_owned(),
         started: Time::now(),
     };

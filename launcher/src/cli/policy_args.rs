@@ -20,8 +20,8 @@ pub struct PolicyArgs {
     /// The directory to work in. [default: the current directory]
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// One more directory, or one file, that may be written.
-    #[arg(long, value_name = "PATH")]
+    /// One more directory, or one file, that may be written; or a glob of names in a directory, there or not yet.
+    #[arg(long, value_name = "PATH|GLOB")]
     writable: Vec<PathBuf>,
     /// A directory outside that is served too, so that what is read and refused there is in the log ('/' for all).
     #[arg(long, value_name = "DIR")]

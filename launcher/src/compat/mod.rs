@@ -191,7 +191,7 @@ fn attempt(call: Call, started: Time, recorded: &mut Option<Recorder>) -> Result
         mode: call.policy.mode,
         source: call.policy.source,
         root: call.policy.root.clone(),
-        writable_roots: call.policy.writable_roots(),
+        writable_roots: call.policy.writable(),
         backend: BACKEND.to_owned(),
         started,
     };

@@ -180,6 +180,37 @@ as_root_and_user! {
         assert!(missing.stderr().contains("error[POLICY_INVALID]"), "{}", missing.stderr());
     }
 
+    /// P6: names that aren't there yet may be writable, so that a single file can be saved by renaming; nothing else is.
+    fn writable_names_may_be_a_glob(world) {
+        let home = world.home();
+        let file = home.join("[s] state.json");
+        fs::write(&file, "old\n").unwrap();
+        fs::create_dir_all(home.join(".ssh")).unwrap();
+        fs::write(home.join(".ssh/key"), "key\n").unwrap();
+        world.own_tree(&home);
+        let script = "cd ~; mkdir '[s] state.json.lock' && echo new > '[s] state.json.tmp.1' && mv '[s] state.json.tmp.1' '[s] state.json' && rmdir *.lock && echo saved; \
+                      echo x > other; echo x > '[s] state.json2'; echo x > s.json.tmp; mv '[s] state.json' away; ln .ssh/key '[s] state.json.key'; mv .ssh/key '[s] state.json.key'; echo evil > '[s] state.json.key'; rm '[s] state.json.key'; \
+                      mkdir '[s] state.json.d'; mkdir -p '[s] state.json.d/.git/hooks' && echo x > '[s] state.json.d/.git/hooks/pre-commit'; rm -r '[s] state.json.d'; ls -A";
+        let names = home.join("\\[s\\] state.json.*");
+        let literal = [file.to_str().unwrap(), names.to_str().unwrap()];
+        let output = world.run(&["-q", "--writable", literal[0], "--writable", literal[1]]).args(["sh", "-c", script]).run();
+        assert_eq!(output.stdout(), ".ssh\n[s] state.json\n".replace(".ssh", "saved\n.ssh"), "{}", output.stderr());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
+        assert_eq!(fs::read_to_string(home.join(".ssh/key")).unwrap(), "key\n");
+        // From the configuration, in a directory that's missing too; `why` says what made it so.
+        configure(world, "writable_roots = [\"~/a.*\", \"~/missing/a.*\"]\n");
+        let (output, result) = world.run_with_result(&["-q"], &["sh", "-c", "echo x > ~/a.1; mkdir ~/a.d && echo y > ~/a.d/b; echo x > ~/b; cat ~/a.1 ~/a.d/b"]);
+        assert_eq!(output.stdout(), "x\ny\n", "{}", output.stderr());
+        assert!(result["policy"]["writable_roots"].as_array().unwrap().contains(&home.join("a.*").to_str().unwrap().into()), "{result}");
+        let why = world.stockade().args(["why", "--op", "create", "--path"]).arg(home.join("a.new")).run();
+        assert!(why.stdout().contains("writable name") && why.stdout().contains("allow"), "{}", why.stdout());
+        for bad in ["/*/x", "/etc/**", "/nonexistent/x*"] {
+            let refused = world.run(&["--writable", bad]).arg("true").run();
+            refused.assert_code(125);
+            assert!(refused.stderr().contains("error[POLICY_INVALID]"), "{bad}: {}", refused.stderr());
+        }
+    }
+
     /// P11: in a linked working tree that is the workspace alone, git works; what runs code outside stays protected.
     fn git_works_in_a_linked_working_tree(world) {
         if !world.has("git") { return }

@@ -231,6 +231,20 @@ as_root_and_user! {
         let output = preset("danger-full-access");
         output.assert_code(125);
         assert!(output.stderr().contains("error[APPROVAL_UNAVAILABLE]"), "nobody to ask: {}", output.stderr());
+        // Somebody whom the runs will name is enough; what can't be read isn't.
+        let other = world.home().join("other.toml");
+        std::fs::write(&other, "[profile.asks]\napprover = [\"true\"]\n").unwrap();
+        let with = |options: &[&str]| {
+            let preset = ["session", "preset", &id, "workspace-write", "--config", other.to_str().unwrap()];
+            world.native("setsid").arg("-w").arg(world.binary()).args(preset).args(options).run()
+        };
+        with(&[]).assert_code(125);
+        with(&["--profile", "nonsense"]).assert_code(125);
+        with(&["--profile", "asks"]).assert_success();
+        assert_eq!(events(world, &id).len(), 5);
+        world.stockade().args(["session", "mode", &id, "read-only"]).run().assert_success();
+        let id = new(world, &["--mode", "read-only"]);
+        let preset = |name: &str| world.native("setsid").arg("-w").arg(world.binary()).args(["session", "preset", &id, name, "--json"]).run();
         crate::config::configure(world, "approver = [\"true\"]\n");
         for name in ["custom", "nonsense"] {
             let output = preset(name);

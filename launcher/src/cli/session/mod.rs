@@ -55,6 +55,8 @@ struct New {
     /// The mode and the approval policy by one name: workspace-write or danger-full-access.
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
+    #[command(flatten)]
+    asking: Asking,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -79,9 +81,22 @@ struct PresetArgs {
     session: String,
     /// workspace-write (asks for more) or danger-full-access (never asks).
     preset: String,
+    #[command(flatten)]
+    asking: Asking,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// Where the approver is found that a preset needs.
+#[derive(Debug, clap::Args)]
+struct Asking {
+    /// Look for the preset's approver in this configuration instead of the one in the configuration directory.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Look for it in a profile, shipped or of the configuration.
+    #[arg(long, value_name = "NAME")]
+    profile: Vec<String>,
 }
 
 /// Remove sessions with their logs.
@@ -110,7 +125,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             Ok(vec![SessionEvent::mode(args.mode)])
         }),
         Command::Preset(args) => {
-            let events = preset(&args.preset)?;
+            let events = preset(&args.preset, &args.asking)?;
             change(&directory, &args.session, args.json, move |_| Ok(events))
         }
         Command::Events(args) => show::events(&directory, args),
@@ -143,7 +158,7 @@ fn new(directory: &Path, args: &New) -> Result<(), Failure> {
     first.extend(args.mode.map(SessionEvent::mode));
     first.extend(args.approval.map(SessionEvent::approval));
     if let Some(name) = &args.preset {
-        first.extend(preset(name)?);
+        first.extend(preset(name, &args.asking)?);
     }
     Session::create(directory, &first)?;
     print(&if args.json {
@@ -155,9 +170,9 @@ fn new(directory: &Path, args: &New) -> Result<(), Failure> {
 }
 
 /// Returns the events of a preset, if this machine has what it needs (contract P9).
-fn preset(name: &str) -> Result<Vec<SessionEvent>, Failure> {
+fn preset(name: &str, asking: &Asking) -> Result<Vec<SessionEvent>, Failure> {
     let preset = Preset::find(name).map_err(invalid)?;
-    let deployment = Deployment { confines: confines(), approves: approves()? };
+    let deployment = Deployment { confines: confines(), approves: approves(asking)? };
     preset.events(deployment).map(Vec::from).map_err(invalid)
 }
 
@@ -167,8 +182,13 @@ fn confines() -> bool {
 }
 
 /// Tells whether somebody can approve: the configuration's approver, or whoever sits at the terminal.
-fn approves() -> Result<bool, Failure> {
-    let settings = Sources::default().resolve(Mode::COMMAND_LINE_DEFAULT)?.settings;
+fn approves(asking: &Asking) -> Result<bool, Failure> {
+    let sources = Sources {
+        file: asking.config.clone(),
+        profiles: asking.profile.clone(),
+        ..Sources::default()
+    };
+    let settings = sources.resolve(Mode::COMMAND_LINE_DEFAULT)?.settings;
     let elsewhere = settings.ask_elsewhere.is_some_and(|set| set.value);
     let terminal = || std::fs::File::options().read(true).write(true).open("/dev/tty").is_ok();
     Ok(elsewhere || settings.approver.is_some() || terminal())
