@@ -95,7 +95,7 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
         .map_err(at(HelperStep::Restrict))?;
     if spec.guarded && spec.scoped {
         // What is connected to in the command's place stays as far inside (invariant I2 of `connect`).
-        crate::restrict::scope().map_err(at(HelperStep::Restrict))?;
+        crate::restrict::scope(spec.landlocked).map_err(at(HelperStep::Restrict))?;
     }
 
     let command = Command::prepare(spec);
@@ -203,6 +203,7 @@ struct Command {
     keeps_cores: bool,
     guarded: bool,
     scoped: bool,
+    landlocked: bool,
     leads: bool,
     keep: Vec<i32>,
 }
@@ -237,6 +238,7 @@ impl Command {
             keeps_cores: spec.confined && crate::restrict::cores_leave(),
             guarded: spec.guarded,
             scoped: spec.scoped,
+            landlocked: spec.landlocked,
             leads: spec.leads,
             keep: spec.keep,
         }
@@ -271,7 +273,7 @@ impl Command {
             return Start::Restrict(errno);
         }
         if self.scoped
-            && let Err(errno) = crate::restrict::scope()
+            && let Err(errno) = crate::restrict::scope(self.landlocked)
         {
             return Start::Restrict(errno);
         }

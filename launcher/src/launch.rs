@@ -392,6 +392,7 @@ fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), F
             file_size: context.file_size,
             check: plan.check.as_ref().map(|path| spec::c_string(path.as_os_str())).transpose()?,
             scoped: plan.scoped,
+            landlocked: matches!(plan.kind, Kind::Namespaces | Kind::Runner),
             guarded: plan.guarded,
             leads: context.terminal.is_some(),
             inside: c_strings(&plan.inside)?,

@@ -21,10 +21,14 @@ pub fn can_scope() -> bool {
 
 /// Keeps signals and abstract Unix sockets of this process and its descendants inside.
 ///
+/// Where Landlock restricts files too (`landlocked`), every layer must allow that something is linked or renamed from one
+/// directory to another, this one included: landlock(7) denies it in each that doesn't say so. Where it doesn't, this
+/// layer leaves files alone altogether, since one that speaks of them also forbids mounts in namespaces of the command's.
+///
 /// # Errors
 /// The kernel can't, or the process may still gain privileges.
-pub fn scope() -> Result<(), Errno> {
-    sys::landlock_scope()
+pub fn scope(landlocked: bool) -> Result<(), Errno> {
+    sys::landlock_scope(landlocked)
 }
 
 /// What a root user's command keeps (contract L12).

@@ -42,6 +42,8 @@ pub struct Spec {
     pub check: Option<CString>,
     /// Whether the kernel shall be asked to keep signals and abstract sockets inside.
     pub scoped: bool,
+    /// Whether Landlock already restricts what may be written here.
+    pub landlocked: bool,
     /// Whether the helper makes the command's connections.
     pub guarded: bool,
     /// Whether the command leads a session of its own, on the terminal that its standard input is.
@@ -72,6 +74,7 @@ impl Spec {
         bytes.extend(u64::from(self.umask).to_ne_bytes());
         bytes.extend(self.file_size.unwrap_or(u64::MAX).to_ne_bytes());
         bytes.extend(u64::from(self.scoped).to_ne_bytes());
+        bytes.extend(u64::from(self.landlocked).to_ne_bytes());
         bytes.extend(u64::from(self.guarded).to_ne_bytes());
         bytes.extend(u64::from(self.confined).to_ne_bytes());
         bytes.extend(u64::from(self.leads).to_ne_bytes());
@@ -123,6 +126,7 @@ impl Spec {
             umask: u32::try_from(reader.number()?).map_err(|_| io::ErrorKind::InvalidData)?,
             file_size: Some(reader.number()?).filter(|&limit| limit != u64::MAX),
             scoped: reader.number()? != 0,
+            landlocked: reader.number()? != 0,
             guarded: reader.number()? != 0,
             confined: reader.number()? != 0,
             leads: reader.number()? != 0,
@@ -473,6 +477,7 @@ mod tests {
             file_size: Some(7),
             check: Some(c(b"/x")),
             scoped: true,
+            landlocked: true,
             guarded: true,
             leads: true,
             confined: true,

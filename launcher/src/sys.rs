@@ -527,11 +527,12 @@ pub fn kill_all(signal: c_int) -> rustix::io::Result<()> {
     if unsafe { libc::kill(-1, signal) } < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
-/// Enters a Landlock domain that restricts nothing but signals and abstract Unix sockets to outside of it.
+/// Enters a Landlock domain that restricts nothing but signals and abstract Unix sockets to outside of it. With `refer`
+/// it allows by name that files are linked and renamed from one directory to another.
 ///
 /// # Errors
 /// The kernel is older than ABI 6, or the process may still gain privileges.
-pub fn landlock_scope() -> rustix::io::Result<()> {
+pub fn landlock_scope(refer: bool) -> rustix::io::Result<()> {
     #[repr(C)]
     struct Attributes {
         handled_access_fs: u64,
@@ -540,8 +541,15 @@ pub fn landlock_scope() -> rustix::io::Result<()> {
     }
     const ABSTRACT_UNIX_SOCKET: u64 = 1;
     const SIGNAL: u64 = 2;
+    const REFER: u64 = 1 << 13;
+    const PATH_BENEATH: u32 = 1;
+    #[repr(C, packed)]
+    struct PathBeneath {
+        allowed_access: u64,
+        parent_fd: RawFd,
+    }
     let attributes = Attributes {
-        handled_access_fs: 0,
+        handled_access_fs: if refer { REFER } else { 0 },
         handled_access_net: 0,
         scoped: ABSTRACT_UNIX_SOCKET | SIGNAL,
     };
@@ -560,6 +568,25 @@ pub fn landlock_scope() -> rustix::io::Result<()> {
     };
     // SAFETY: the call above returned a fresh descriptor.
     let ruleset = unsafe { OwnedFd::from_raw_fd(ruleset) };
+    if refer {
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+        let root = rustix::fs::open(c"/", flags, rustix::fs::Mode::empty())?;
+        let rule = PathBeneath { allowed_access: REFER, parent_fd: root.as_raw_fd() };
+        // SAFETY: the pointer is to `rule`, laid out as `struct landlock_path_beneath_attr`, which is packed; the call only
+        // reads it, and both descriptors are open.
+        let added = unsafe {
+            libc::syscall(
+                libc::SYS_landlock_add_rule,
+                ruleset.as_raw_fd(),
+                PATH_BENEATH,
+                &raw const rule,
+                0_u32,
+            )
+        };
+        if added < 0 {
+            return Err(last_errno());
+        }
+    }
     // SAFETY: restricting itself is the purpose; the call takes a descriptor and no pointer.
     let result =
         unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0_u32) };

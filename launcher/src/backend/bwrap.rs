@@ -152,8 +152,7 @@ fn out_of_reach(policy: &Policy, program: &Path) -> Result<PathBuf, String> {
     roots.push(policy.root.clone());
     let rules = Rules::compile(policy).map_err(|error| error.to_string())?;
     let within = roots.iter().any(|root| program.starts_with(root));
-    if policy.mode != Mode::DangerFullAccess
-        && (within || rules.writable_name(&program).is_some())
+    if policy.mode != Mode::DangerFullAccess && (within || rules.writable_name(&program).is_some())
     {
         return Err("lies where the command may write, so it can't be trusted".to_owned());
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use stockade_tests::{Digest, Facets, Identity, World, as_root_and_user};
+use stockade_tests::{Digest, Facets, Identity, Output, World, as_root_and_user};
 
 use crate::program::{self, PYTHON};
 
@@ -70,9 +70,21 @@ fn differential(world: &World, section: &str) {
     };
     let (native, native_tree) = run(world.native(PYTHON[0]));
     assert_eq!(native.code, 0, "natively: {}", native.stderr());
-    let (inside, inside_tree) = run(world.run(&[]).arg(PYTHON[0]));
-    let wanted = comparable(section, world.identity(), &native.stdout());
-    let got = comparable(section, world.identity(), &inside.stdout());
+    for backend in ["auto", "landlock"] {
+        let inside = run(world.run(&["--backend", backend]).arg(PYTHON[0]));
+        compare(world.identity(), section, backend, (&native, &native_tree), &inside);
+    }
+}
+
+fn compare(
+    identity: Identity,
+    section: &str,
+    backend: &str,
+    (native, native_tree): (&Output, &Digest),
+    (inside, inside_tree): &(Output, Digest),
+) {
+    let wanted = comparable(section, identity, &native.stdout());
+    let got = comparable(section, identity, &inside.stdout());
     let differences: Vec<String> = (0..wanted.len().max(got.len()))
         .filter(|&index| wanted.get(index) != got.get(index))
         .map(|index| {
@@ -86,13 +98,13 @@ fn differential(world: &World, section: &str) {
         .collect();
     assert!(
         differences.is_empty() && inside.code == 0,
-        "{section}: {} differences, code {}\n{}\n{}",
+        "{section} ({backend}): {} differences, code {}\n{}\n{}",
         differences.len(),
         inside.code,
         differences.iter().take(15).map(String::as_str).collect::<Vec<_>>().join("\n"),
         inside.stderr(),
     );
-    native_tree.assert_same(&inside_tree, Facets::Content, "what is there afterwards");
+    native_tree.assert_same(inside_tree, Facets::Content, "what is there afterwards");
 }
 
 macro_rules! sections {
