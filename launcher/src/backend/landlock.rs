@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use stockade_policy::{Guard, Network, Policy};
+use stockade_policy::{Guard, Network, Policy, fold_roots};
 
 use crate::backend::bwrap::Machine;
 use crate::enforcement::Gap;
@@ -129,11 +129,13 @@ pub fn proving_ground(policy: &Policy, own: &[PathBuf]) -> Option<PathBuf> {
     own.iter().find(outside).map(|path| path.join(".must-not-be-writable"))
 }
 
-/// Returns those of Stockade's own directories that no region's rules hide.
+/// Returns those of Stockade's own directories that neither a region's rules nor another cover hides.
 #[must_use]
 pub fn hidden(own: &[PathBuf], regions: &[PathBuf]) -> Vec<PathBuf> {
     let served = |path: &Path| regions.iter().any(|region| path.starts_with(region));
-    own.iter().filter(|path| !served(path)).cloned().collect()
+    // The run has shared memory of its own, in which these aren't.
+    let shared = |path: &Path| path.starts_with("/dev/shm");
+    fold_roots(own.iter().filter(|path| !served(path) && !shared(path)))
 }
 
 #[cfg(test)]
@@ -165,6 +167,13 @@ mod tests {
         policy.deny_read.clear();
         policy.guard = Guard::Enforce;
         assert!(check_alone(&policy, &[]).is_err());
+    }
+
+    #[test]
+    fn nothing_is_covered_below_a_cover() {
+        let own: Vec<PathBuf> =
+            ["/w/state", "/h/state", "/h/state/config", "/dev/shm/state"].map(Into::into).into();
+        assert_eq!(hidden(&own, &["/w".into()]), [PathBuf::from("/h/state")]);
     }
 
     #[test]

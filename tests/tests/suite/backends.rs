@@ -65,6 +65,26 @@ as_root_and_user! {
         assert_eq!(world.run(&["--backend", "landlock", "--mode", "danger-full-access", "-q"]).args(["sh", "-c", "echo f > d; cat d"]).run().stdout(), "f\n");
     }
 
+    /// L2: a state directory in shared memory isn't seen under either back end, and keeps neither from starting.
+    fn a_state_in_shared_memory_is_out_of_sight(world) {
+        let state = tempfile::tempdir_in("/dev/shm").unwrap();
+        world.own(state.path());
+        for backend in ["auto", "landlock"] {
+            let script = format!("ls -A {}; echo over", state.path().display());
+            let output = world.run(&["-q", "--backend", backend]).env("STOCKADE_STATE", state.path()).args(["sh", "-c", &script]).run();
+            assert_eq!(output.stdout(), "over\n", "{backend}: {}", output.stderr());
+        }
+    }
+
+    /// L2, P9: a preset needs something that confines, which needn't be bubblewrap.
+    fn a_preset_is_content_with_landlock(world) {
+        let path = path_without_bubblewrap(world);
+        let file = world.home().join("asks.toml");
+        fs::write(&file, "approver = [\"true\"]\n").unwrap();
+        let new = world.stockade().args(["session", "new", "--preset", "workspace-write", "--config"]).arg(&file).env("PATH", &path).run();
+        new.assert_success();
+    }
+
     /// L12: root's command keeps nine capabilities under this back end too, and no mount can be changed.
     fn landlock_leaves_no_rights_to_undo_it(world) {
         let script = "grep -h CapPrm /proc/self/status; mount -o remount,rw / ; umount /proc; mount -t tmpfs none /mnt; unshare -m true; unshare -Um true; echo over";

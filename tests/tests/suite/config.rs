@@ -191,8 +191,8 @@ as_root_and_user! {
         let script = "cd ~; mkdir '[s] state.json.lock' && echo new > '[s] state.json.tmp.1' && mv '[s] state.json.tmp.1' '[s] state.json' && rmdir *.lock && echo saved; \
                       echo x > other; echo x > '[s] state.json2'; echo x > s.json.tmp; mv '[s] state.json' away; ln .ssh/key '[s] state.json.key'; mv .ssh/key '[s] state.json.key'; echo evil > '[s] state.json.key'; rm '[s] state.json.key'; \
                       mkdir '[s] state.json.d'; mkdir -p '[s] state.json.d/.git/hooks' && echo x > '[s] state.json.d/.git/hooks/pre-commit'; rm -r '[s] state.json.d'; ls -A";
-        let names = home.join("\\[s\\] state.json.*");
-        let literal = [file.to_str().unwrap(), names.to_str().unwrap()];
+        let names = format!("{}/\\[s\\] state.json.*", home.display());
+        let literal = [file.to_str().unwrap(), names.as_str()];
         let output = world.run(&["-q", "--writable", literal[0], "--writable", literal[1]]).args(["sh", "-c", script]).run();
         assert_eq!(output.stdout(), ".ssh\n[s] state.json\n".replace(".ssh", "saved\n.ssh"), "{}", output.stderr());
         assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
