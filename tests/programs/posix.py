@@ -787,6 +787,14 @@ def times():
         os.close(fd)
         say("after it", os.stat("d").st_mtime_ns)
         os.unlink("d/unpublished")
+    # One that is gone before it's published has changed its directory as well, whatever befalls that directory afterwards.
+    for befall in (lambda: os.rename("d", "d2") or os.rename("d2", "d"), lambda: os.chmod("d", 0o700)):
+        fd = os.open("d/unpublished", os.O_CREAT | os.O_WRONLY, 0o644)
+        os.utime("d", ns=(0, 5))
+        os.unlink("d/unpublished")
+        os.close(fd)
+        befall()
+        say("after one that was never published", os.stat("d").st_mtime_ns == 5)
     # What is published late must not be seen to change by itself: git takes such a file for modified.
     for name in ("late", "late"):
         fd = os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)

@@ -611,14 +611,31 @@ impl Fs {
             Some(staged) => {
                 self.overlay.remove(staged.place.parent.id, &staged.place.name);
                 if staged.base.is_none() {
-                    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-                    let now = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
-                    staged.place.parent.born.fetch_max(now, Ordering::AcqRel);
-                    staged.place.parent.stamped.store(UNSTAMPED, Ordering::Release);
+                    self.unborn(&staged.place.parent);
                 }
                 staged.base.is_some()
             }
             None => true,
+        }
+    }
+
+    /// Says that a file which the host hasn't seen is gone from a directory. The host's directory gets the time, since what
+    /// else happens to it (a rename, a chmod) moves its change time, and then nothing would tell this change from one that
+    /// the host took back.
+    fn unborn(&self, dir: &Node) {
+        dir.stamped.store(UNSTAMPED, Ordering::Release);
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        };
+        let stamp = |pin: Arc<OwnedFd>| {
+            rustix::fs::utimensat(&*pin, c"", &times, AtFlags::EMPTY_PATH).is_ok()
+        };
+        if !dir.held_pin().is_some_and(stamp) {
+            // Another user's directory: until something else happens to it, we know.
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+            let now = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
+            dir.born.fetch_max(now, Ordering::AcqRel);
         }
     }
 
