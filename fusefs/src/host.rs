@@ -58,6 +58,11 @@ impl Stat {
         self.file_type() == FileType::RegularFile
     }
 
+    /// Tells whether it is what `RENAME_WHITEOUT` leaves: a character device of number 0.
+    pub fn is_whiteout(&self) -> bool {
+        self.file_type() == FileType::CharacterDevice && self.rdev == 0
+    }
+
     pub fn version(&self) -> Version {
         Version { size: self.size, mtime: self.mtime.nanos(), ctime: self.ctime.nanos() }
     }

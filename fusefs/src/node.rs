@@ -96,6 +96,8 @@ pub struct Node {
     moved: Mutex<Option<Moved>>,
     /// Names that are being given in a directory: the host may have them before we know what they lead to.
     pub naming: AtomicUsize,
+    /// How often a name was given in a directory, done or failed.
+    pub named: AtomicU64,
     /// The watch on a directory, [`WATCH_UNKNOWN`] or [`WATCH_FAILED`].
     pub watch: AtomicI32,
     /// The watch on moves of a directory, likewise; see `moves.rs`.
@@ -154,6 +156,7 @@ impl Naming {
 
 impl Drop for Naming {
     fn drop(&mut self) {
+        self.0.named.fetch_add(1, Ordering::AcqRel);
         self.0.naming.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -353,6 +356,7 @@ impl Node {
             told: AtomicI64::new(0),
             moved: Mutex::new(None),
             naming: AtomicUsize::new(0),
+            named: AtomicU64::new(0),
             watch: AtomicI32::new(WATCH_UNKNOWN),
             moves: AtomicI32::new(WATCH_UNKNOWN),
             inside: AtomicU64::new(0),

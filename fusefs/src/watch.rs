@@ -249,14 +249,14 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
             continue;
         }
         for place in places {
-            if compare(fs, notifier, &place, false) {
+            if compare(fs, notifier, &place, false) != Next::Nothing {
                 again.push((Instant::now() + AGAIN, place));
             }
         }
         let now = Instant::now();
         let due = again.iter().take_while(|(at, _)| *at <= now).count();
         for (_, place) in again.drain(..due).collect::<Vec<_>>() {
-            if compare(fs, notifier, &place, true) && being_named(fs, &place) {
+            if compare(fs, notifier, &place, true) == Next::Later {
                 again.push((now + AGAIN, place));
             }
         }
@@ -290,34 +290,64 @@ fn drain(inotify: &OwnedFd, watches: &Watches, places: &mut HashSet<Place>) -> b
     complete
 }
 
-/// Compares one place with what the kernel was told, and tells it if they differ. `surely` skips the comparison. Says
-/// whether to look again later.
-fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) -> bool {
+/// How often a place is looked at while names come into being beside it.
+const LOOKS: usize = 8;
+
+/// What becomes of a place that was compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// The kernel knows what is there.
+    Nothing,
+    /// It was told, and is to be told once more.
+    Again,
+    /// It can't be said yet.
+    Later,
+}
+
+/// Compares one place with what the kernel was told, and tells it if they differ. `surely` skips the comparison.
+fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) -> Next {
     let Some(dir) = fs.watches.known.lock().get(watch).and_then(Weak::upgrade) else {
-        return false;
+        return Next::Nothing;
     };
-    let Some(pin) = dir.held_pin().or_else(|| fs.table.pin(&dir).ok()) else { return false };
+    let Some(pin) = dir.held_pin().or_else(|| fs.table.pin(&dir).ok()) else {
+        return Next::Nothing;
+    };
     let Some(name) = name else {
-        return host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
+        let told =
+            host::stat_fd(pin.as_fd()).is_ok_and(|stat| refresh(notifier, &dir, &stat, surely));
+        return if told { Next::Again } else { Next::Nothing };
     };
     let os_name = OsStr::from_bytes(name.as_bytes());
     if crate::ops::staged_by(os_name).is_some() {
         // Nobody inside has heard of it. And telling would wait for whatever is under way in the directory: a server that
         // is killed meanwhile could not end, and its programs neither.
-        return false;
+        return Next::Nothing;
     }
     if fs.overlay.get(dir.id, os_name).is_some() {
         // Inside, the staged content holds; what the host did comes out when it is published.
-        return false;
+        return Next::Nothing;
     }
-    let mut seen = Seen::look(fs, &dir, &pin, name, os_name);
-    if matches!(seen, Seen::Else) {
-        // A name that we are giving ourselves: the kernel is about to hear what it leads to, and would take that answer
-        // back. Whoever stands in a directory by then stands nowhere.
-        if dir.naming.load(Ordering::Acquire) > 0 {
-            return true;
-        }
+    let mut seen = Seen::Else;
+    // A second look, since the kernel may have asked for the name during the first.
+    let mut steady = 0;
+    for _ in 0..LOOKS {
+        let named = dir.named.load(Ordering::Acquire);
         seen = Seen::look(fs, &dir, &pin, name, os_name);
+        if !matches!(seen, Seen::Else) {
+            break;
+        }
+        // A name that we are giving ourselves: the kernel is about to hear what it leads to, and would take that answer
+        // back. Whoever stands in a directory by then stands nowhere, and an overlay above us loses its file.
+        if dir.naming.load(Ordering::Acquire) > 0 {
+            return Next::Later;
+        }
+        steady = if dir.named.load(Ordering::Acquire) == named { steady + 1 } else { 0 };
+        if steady == 2 {
+            break;
+        }
+    }
+    if matches!(seen, Seen::Else) && steady < 2 {
+        return Next::Later;
     }
     let told = match seen {
         Seen::Known(node, stat) => refresh(notifier, &node, &stat, surely),
@@ -330,12 +360,7 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
     if told && let Ok(stat) = host::stat_fd(pin.as_fd()) {
         refresh(notifier, &dir, &stat, surely);
     }
-    told
-}
-
-fn being_named(fs: &Fs, (watch, _): &Place) -> bool {
-    let dir = fs.watches.known.lock().get(watch).and_then(Weak::upgrade);
-    dir.is_some_and(|dir| dir.naming.load(Ordering::Acquire) > 0)
+    if told { Next::Again } else { Next::Nothing }
 }
 
 /// Tells whether a name that isn't there is what the host calls a file without a name, such as those that we stage: `#`
@@ -350,6 +375,11 @@ fn is_unnamed(fs: &Fs, dir: &Node, name: &CString) -> bool {
             None => !fs.table.all().iter().any(called),
         }
     })
+}
+
+/// Tells whether we took a name away, and the kernel hasn't heard of it since.
+fn is_removed(fs: &Fs, dir: &Node, name: &OsStr) -> bool {
+    fs.watches.removals.lock().contains(&(dir.id, name.to_os_string()))
 }
 
 /// What stands at a name.
@@ -369,15 +399,14 @@ impl Seen {
                 Some(node) if node.is_called(dir, os_name) => Self::Known(node, stat),
                 // Its rewrite began just now, and the node stands for that.
                 _ if fs.overlay.get(dir.id, os_name).is_some() => Self::Ours,
+                // We moved away what was there and had the host leave a whiteout.
+                _ if stat.is_whiteout() && is_removed(fs, dir, os_name) => Self::Ours,
                 _ => Self::Else,
             },
             Err(_) if fs.overlay.get(dir.id, os_name).is_some() => Self::Ours,
             Err(_) if is_unnamed(fs, dir, name) => Self::Ours,
-            Err(_) => {
-                let removals = fs.watches.removals.lock();
-                let ours = removals.contains(&(dir.id, os_name.to_os_string()));
-                if ours { Self::Ours } else { Self::Else }
-            }
+            Err(_) if is_removed(fs, dir, os_name) => Self::Ours,
+            Err(_) => Self::Else,
         }
     }
 }

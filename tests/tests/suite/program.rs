@@ -23,6 +23,9 @@ pub const POSIX: &str = include_str!("../../programs/posix.py");
 /// Comparing a source on some file system with what a run sees there.
 pub const SOURCES: &str = include_str!("../../programs/sources.sh");
 
+/// An overlay above a mount.
+pub const ABOVE: &str = include_str!("../../programs/above.sh");
+
 /// An interpreter that neither the user's nor the site's files change.
 pub const PYTHON: [&str; 4] = ["/usr/bin/python3", "-I", "-S", "-B"];
 

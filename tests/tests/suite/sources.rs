@@ -25,6 +25,28 @@ fn on(world: &World, kind: &str, maker: Option<&str>) {
     assert_eq!(output.stdout(), "passed\n", "{}", output.stderr());
 }
 
+/// F1, F10: what is moved away, whiteouts and all, is no host change: a file system above the mount keeps what it made.
+#[test]
+fn an_overlay_above_keeps_its_files() {
+    check("sources::an_overlay_above_keeps_its_files::root", Identity::Root, |world| {
+        if !world.has("unshare") {
+            return;
+        }
+        let script = program::install(world, "above.sh", program::ABOVE);
+        let output = world
+            .native("unshare")
+            .args(["--mount", "--propagation", "private", "bash"])
+            .arg(script)
+            .arg(world.binary())
+            .arg("25")
+            .run();
+        if output.code == 77 {
+            return skip(world.name(), &format!("no overlay here: {}", output.stderr()));
+        }
+        assert_eq!(output.stdout(), "passed\n", "{}", output.stderr());
+    });
+}
+
 macro_rules! sources {
     ($($name:ident $maker:expr;)+) => { $(
         #[test]
