@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::thread::UnshareFlags;
 
@@ -58,6 +58,29 @@ pub fn file_handle(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<FileHandle> {
     let length =
         usize::try_from(raw.handle_bytes).map_or(MAX_HANDLE, |length| length.min(MAX_HANDLE));
     Ok(FileHandle { kind: raw.handle_type, bytes: raw.f_handle[..length].into() })
+}
+
+/// `FILEID_INO32_GEN` (linux/exportfs.h): a number and a generation, the handles of the ext file systems.
+const INO32_GEN: i32 = 1;
+
+/// Opens, as `O_PATH`, what the file system of `mount` has by an inode number, of any generation
+/// (`open_by_handle_at(2)`). It needs `CAP_DAC_READ_SEARCH`, and a file system that takes generation 0 for any: ext4.
+pub fn open_by_number(mount: BorrowedFd<'_>, number: u64) -> io::Result<OwnedFd> {
+    let number = u32::try_from(number).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut raw = RawHandle { handle_bytes: 8, handle_type: INO32_GEN, f_handle: [0; MAX_HANDLE] };
+    raw.f_handle[..4].copy_from_slice(&number.to_ne_bytes());
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    // SAFETY: `mount` is an open descriptor for the call's duration; `raw` has the layout of `struct file_handle` and the
+    // 8 bytes that `handle_bytes` announces, and the kernel keeps no pointer to it.
+    let result = unsafe {
+        libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), &raw const raw, flags)
+    };
+    let fd = i32::try_from(result).map_err(|_| io::ErrorKind::InvalidData)?;
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[repr(C)]

@@ -14,12 +14,13 @@ use std::path::Component;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::Fs;
 use crate::host::{self, Stat};
-use crate::node::{Name, Node, ROOT};
+use crate::node::{Name, Node, PendingLookup, ROOT};
+use crate::sys;
 
 impl Fs {
     /// Returns the descriptor of a node's file, which lies below the source or, removed, nowhere.
@@ -116,6 +117,43 @@ impl Fs {
     /// Learns the name that the host gave a file which no known name leads to. `false` if that is the name under which a
     /// publication is about to remove it.
     fn relocate(&self, node: &Arc<Node>, pin: &OwnedFd) -> FsResult<bool> {
+        let (name, _held) = self.way_to(pin)?;
+        if super::staged_by(&name.name).is_some() {
+            return Ok(false);
+        }
+        if self.leads(node, &name).is_none() && !self.is_shut(&name) {
+            return Err(FsError::Stale);
+        }
+        node.add_name(&name.parent, &name.name);
+        self.paths_moved();
+        Ok(true)
+    }
+
+    /// Finds what the kernel of the host has by this number, as a file handle from before this server began has it. What it
+    /// can say no path of is stale, as is what lies elsewhere.
+    pub(crate) fn by_number(&self, id: u64) -> FsResult<PendingLookup<'_>> {
+        let root = self.table.get(ROOT)?;
+        let top = self
+            .self_fd
+            .open_pin(self.table.pin(&root)?.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let found = sys::open_by_number(top.as_fd(), id).map_err(|_| FsError::Stale)?;
+        let (name, _held) = self.way_to(&found)?;
+        if super::staged_by(&name.name).is_some() {
+            return Err(FsError::Stale);
+        }
+        let (component, dir) = (host::component(&name.name)?, self.table.pin(&name.parent)?);
+        let stat = host::stat_at(dir.as_fd(), &component).map_err(host::vanished)?;
+        if (stat.dev, stat.ino) != (root.key().dev, id) {
+            return Err(FsError::Stale);
+        }
+        let pending = self.table.lookup(&stat, || host::generation(dir.as_fd(), &component));
+        pending.node.add_name(&name.parent, &name.name);
+        // Another number stands for it, and the kernel would take that for another file.
+        if pending.node.id == id { Ok(pending) } else { Err(FsError::Stale) }
+    }
+
+    /// Returns the name under which the kernel has a file now, and what holds the way there.
+    fn way_to(&self, pin: &OwnedFd) -> FsResult<(Name, Vec<PendingLookup<'_>>)> {
         let root = self.table.get(ROOT)?;
         let top = self.self_fd.where_is(self.table.pin(&root)?.as_fd())?;
         let place = self.self_fd.where_is(pin.as_fd())?;
@@ -126,9 +164,6 @@ impl Fs {
             names.push(name);
         }
         let last = names.pop().ok_or(FsError::Stale)?;
-        if super::staged_by(last).is_some() {
-            return Ok(false);
-        }
         // Where the kernel says it is may have changed since: the way there is walked as every way is.
         let mut parent = root;
         let mut held = Vec::new();
@@ -143,13 +178,7 @@ impl Fs {
             parent = pending.node.clone();
             held.push(pending);
         }
-        let name = Name { parent, name: last.to_os_string() };
-        if self.leads(node, &name).is_none() && !self.is_shut(&name) {
-            return Err(FsError::Stale);
-        }
-        node.add_name(&name.parent, &name.name);
-        self.paths_moved();
-        Ok(true)
+        Ok((Name { parent, name: last.to_os_string() }, held))
     }
 
     /// Tells whether a name lies in a directory that we may not search: what is open there goes on where the kernel says it

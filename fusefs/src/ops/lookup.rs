@@ -39,7 +39,7 @@ impl Fs {
 
     /// What a file handle asks for: a node by number, or the directory above it.
     fn recall(&self, id: u64, above: bool) -> FsResult<Entry<'_>> {
-        let mut pending = self.table.recall(id)?;
+        let mut pending = self.table.recall(id).or_else(|_| self.by_number(id))?;
         if above {
             let name = pending.node.names().pop().ok_or(FsError::Stale)?;
             pending = self.table.recall(name.parent.id)?;

@@ -26,6 +26,9 @@ pub const SOURCES: &str = include_str!("../../programs/sources.sh");
 /// An overlay above a mount.
 pub const ABOVE: &str = include_str!("../../programs/above.sh");
 
+/// File handles over a remount.
+pub const HANDLES: &str = include_str!("../../programs/handles.py");
+
 /// An interpreter that neither the user's nor the site's files change.
 pub const PYTHON: [&str; 4] = ["/usr/bin/python3", "-I", "-S", "-B"];
 

@@ -47,6 +47,33 @@ fn an_overlay_above_keeps_its_files() {
     });
 }
 
+/// F3, F4: a file handle outlives the mount that gave it, and leads to nothing that doesn't lie below the source.
+#[test]
+fn a_file_handle_outlives_its_mount() {
+    check("sources::a_file_handle_outlives_its_mount::root", Identity::Root, |world| {
+        if !world.has("unshare") || !world.has("mkfs.ext4") {
+            return;
+        }
+        let script = program::install(world, "handles.py", program::HANDLES);
+        let output = world
+            .native("unshare")
+            .args(["--mount", "--propagation", "private"])
+            .args(program::PYTHON)
+            .arg(script)
+            .arg(world.binary())
+            .run();
+        if output.code == 77 {
+            return skip(world.name(), &format!("ext4 can't be mounted: {}", output.stderr()));
+        }
+        assert_eq!(
+            output.stdout(),
+            "kept: src/kept\nd/e/moved: src/d/e/moved\ngone: ESTALE\nled out: ESTALE\n",
+            "{}",
+            output.stderr()
+        );
+    });
+}
+
 macro_rules! sources {
     ($($name:ident $maker:expr;)+) => { $(
         #[test]
