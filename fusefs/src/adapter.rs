@@ -61,6 +61,7 @@ impl Filesystem for Adapter {
                 Handle::Dir(dir) => self.fs.close_dir(&dir),
             }
         }
+        self.fs.settle_all();
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

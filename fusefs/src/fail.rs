@@ -15,6 +15,10 @@ pub enum Point {
     Created,
     /// A renamed file has its new name, and its old one is that of the file it displaced.
     Moved,
+    /// What a file that is being cut holds was copied, and the copy has its hidden name.
+    Copied,
+    /// The copy has the name, and the file that is being cut the hidden one.
+    Parted,
 }
 
 /// Kills this process if `STOCKADE_FAILPOINT` names this point: `NAME`, or `NAME:N` for the Nth time.

@@ -39,8 +39,8 @@ pub struct FileHandle {
     pub judged: bool,
     /// Its node stands for another inode since, which isn't to be written (`ops/judge.rs`).
     pub parted: AtomicBool,
-    /// It was opened with staged content.
-    pub staged: bool,
+    /// It was opened with staged content, or has staged some since.
+    pub staged: AtomicBool,
     /// Whoever opened it for writing knew the content, or was let write over it unseen.
     pub author: AtomicBool,
     /// It stayed open when its close was waited for (`ops/hold.rs`).

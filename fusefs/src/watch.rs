@@ -48,6 +48,8 @@ pub struct Watches {
     later: Mutex<Vec<(u64, OsString)>>,
     /// Nodes that stand for something else by our own doing, to be told.
     later_nodes: Mutex<Vec<u64>>,
+    /// Nodes whose staged content nobody may come to close, and when to publish it; see `ops/cut.rs`.
+    cuts: Mutex<Vec<(Instant, Weak<Node>)>>,
 }
 
 impl Watches {
@@ -78,6 +80,7 @@ impl Watches {
             removals: Mutex::default(),
             later: Mutex::default(),
             later_nodes: Mutex::default(),
+            cuts: Mutex::default(),
         }
     }
 
@@ -171,6 +174,25 @@ impl Watches {
         self.wake();
     }
 
+    /// Tells whether anything can be done later.
+    pub fn can_wait(&self) -> bool {
+        self.inotify.is_some() && self.wake.is_some()
+    }
+
+    /// Has what is staged for a node published at a time, if nobody does before.
+    pub fn publish_at(&self, at: Instant, node: &Arc<Node>) {
+        self.cuts.lock().push((at, Arc::downgrade(node)));
+        self.wake();
+    }
+
+    /// Returns the nodes whose time has come.
+    fn due(&self) -> Vec<Arc<Node>> {
+        let now = Instant::now();
+        let mut cuts = self.cuts.lock();
+        let due = cuts.iter().take_while(|(at, _)| *at <= now).count();
+        cuts.drain(..due).filter_map(|(_, node)| node.upgrade()).collect()
+    }
+
     /// Ends the watching thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -211,7 +233,9 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
     let (Some(inotify), Some(wake)) = (&watches.inotify, &watches.wake) else { return };
     let mut again: Vec<(Instant, Place)> = Vec::new();
     loop {
-        let wait = again.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+        let cut = watches.cuts.lock().first().map(|(at, _)| *at);
+        let next = again.first().map(|(at, _)| *at).into_iter().chain(cut).min();
+        let wait = next.map(|at| at.saturating_duration_since(Instant::now()));
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
         let mut fds = [PollFd::new(inotify, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
         match poll(&mut fds, wait.as_ref()) {
@@ -238,6 +262,9 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
             for id in nodes {
                 notifier.inode(id, true);
             }
+        }
+        for node in watches.due() {
+            fs.publish_cut(&node);
         }
         if !fds[0].revents().is_empty() {
             std::thread::sleep(GATHER);

@@ -162,6 +162,9 @@ pub struct ConflictRow {
     /// With which program.
     #[serde(with = "bytes::path")]
     pub exe: PathBuf,
+    /// What `close` or `fsync` answered, where it failed.
+    #[serde(default)]
+    pub errno: Option<i32>,
     /// The version that the writer had seen.
     pub expected: Option<Version>,
     /// The version that was there.

@@ -47,7 +47,10 @@ impl Tally {
                 }
                 return Some(row);
             }
-            (_, Op::Conflict) => self.conflict(event, None),
+            (_, Op::Conflict) => {
+                self.conflict(event, event.noted.as_ref().map(|denial| denial.rule()));
+                return None;
+            }
             (Outcome::Ok, Op::Read) => self.reads = self.reads.saturating_add(event.count),
             (Outcome::Ok | Outcome::Error { .. }, _) => {}
         }
@@ -80,6 +83,10 @@ impl Tally {
             kept,
             pid: event.process.pid,
             exe: event.process.exe.clone(),
+            errno: match event.outcome {
+                Outcome::Ok => None,
+                Outcome::Denied { errno, .. } | Outcome::Error { errno } => Some(errno),
+            },
             expected,
             found,
         });

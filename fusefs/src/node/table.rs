@@ -196,7 +196,10 @@ impl Table {
         inner.forgotten.keep(&node);
         drop(inner);
         gone.iter().for_each(|node| self.unpin(node));
-        self.unpin(&node);
+        // No name leads to what is staged.
+        if node.staged.try_lock().is_some_and(|staged| staged.is_none()) {
+            self.unpin(&node);
+        }
         Some(node)
     }
 
@@ -308,7 +311,9 @@ impl Table {
             let Some(pin) = &*slot else { continue };
             let busy = Arc::strong_count(pin) > 1 || node.used.swap(false, Ordering::Relaxed);
             let nameless = node.names.lock().live.is_empty();
-            if busy || nameless {
+            // No name leads to what is staged, either.
+            let staged = node.staged.try_lock().is_none_or(|staged| staged.is_some());
+            if busy || nameless || staged {
                 drop(slot);
                 self.pins.queue.lock().push_back(weak);
             } else {

@@ -1,5 +1,6 @@
 //! Attributes.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
-use stockade_observe::Op;
+use stockade_observe::{Op, Process, Publication};
 use stockade_policy::Rule;
 
 use super::guard::Noted;
@@ -98,11 +99,13 @@ impl Fs {
         let key = node.key();
         let is_same = (before.dev, before.ino) == (key.dev, key.ino);
         let before = if is_same { before } else { host::stat_fd(pin.as_fd())? };
+        let publication = Cell::new(None);
         let step = |op: Op, act: &dyn Fn() -> FsResult<()>| {
             let mut event = Self::event(who.clone(), op, path.clone(), Some(node.key()));
             event.version_before = Some(before.version());
             event.noted = noted.clone().filter(|_| op == Op::Truncate);
             let result = allowed.clone().and_then(|()| act());
+            event.publication = publication.take();
             event.version_after = host::stat_fd(pin.as_fd()).ok().map(|stat| stat.version());
             self.audited(event, result)
         };
@@ -122,7 +125,10 @@ impl Fs {
             })?;
         }
         if let Some(size) = change.size {
-            step(Op::Truncate, &|| self.truncate(caller, &node, handle, size))?;
+            step(Op::Truncate, &|| {
+                publication.set(Some(self.truncate(caller, &node, handle, size, &who)?));
+                Ok(())
+            })?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = stamps(change);
@@ -185,19 +191,26 @@ impl Fs {
     fn truncate(
         &self,
         caller: Caller,
-        node: &std::sync::Arc<crate::node::Node>,
+        node: &Arc<Node>,
         handle: Option<u64>,
         size: u64,
-    ) -> FsResult<()> {
-        if let Some(file) = handle.and_then(|number| self.handles.file(number).ok())
-            && file.writable()
-        {
-            let fd = self.file_fd(&file)?;
-            return Ok(self.as_writer(caller, fd.as_fd(), || rustix::fs::ftruncate(&fd, size))?);
+        who: &Arc<Process>,
+    ) -> FsResult<Publication> {
+        let file = handle.and_then(|number| self.handles.file(number).ok());
+        let file = file.filter(|file| file.writable());
+        if size == 0 && self.cut(caller, node, file.as_deref(), who)? {
+            return Ok(Publication::Atomic);
         }
-        let pin = self.table.pin(node)?;
-        let fd = self.self_fd.open_pin(pin.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK)?;
-        Ok(self.as_writer(caller, fd.as_fd(), || rustix::fs::ftruncate(&fd, size))?)
+        let fd = match &file {
+            Some(file) => self.file_fd(file)?,
+            None => {
+                let pin = self.table.pin(node)?;
+                Arc::new(self.self_fd.open_pin(pin.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK)?)
+            }
+        };
+        self.as_writer(caller, fd.as_fd(), || rustix::fs::ftruncate(&fd, size))?;
+        Self::wrote(node, size, u64::MAX);
+        Ok(Publication::InPlace)
     }
 
     /// Statistics of the host's file system.

@@ -173,7 +173,7 @@ impl Fs {
         let fresh_stat = host::stat_fd(fresh.as_fd())?;
         let key = host::key_of(fresh.as_fd(), &fresh_stat);
         self.keeps_shared(&name, &pin, node.key());
-        self.keeps_staged(&fresh);
+        self.keeps_staged(&fresh, false);
         let turn = self.keeps_entry(&name.parent, &dir, &component, Some(key), false);
         let renamed = rustix::fs::renameat(&*dir, &staged, &*dir, &component);
         self.keeps_turn(turn, renamed.is_ok());

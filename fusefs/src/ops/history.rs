@@ -164,11 +164,13 @@ impl Fs {
         }
     }
 
-    /// A file that the run made is about to have its name, as it is now.
-    pub(crate) fn keeps_staged(&self, fd: &OwnedFd) -> Option<Key> {
+    /// A file that the run made is about to have its name, as it is now; one that was `cut` has it again.
+    pub(crate) fn keeps_staged(&self, fd: &OwnedFd, cut: bool) -> Option<Key> {
         let keeper = self.history.as_ref()?;
         let key = host::key_of(fd.as_fd(), &host::stat_fd(fd.as_fd()).ok()?);
-        keeper.born(key.into());
+        if !cut {
+            keeper.born(key.into());
+        }
         keeper.left_as(key.into(), fd.as_fd());
         Some(key)
     }

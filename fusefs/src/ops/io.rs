@@ -79,11 +79,19 @@ impl Fs {
                 Ok(0) => break,
                 Ok(length) => done += length,
                 Err(Errno::INTR) => {}
-                Err(errno) if done == 0 => return Err(errno.into()),
-                Err(_) => break,
+                Err(errno) => {
+                    Self::lacked(&file.node, if append { u64::MAX } else { at }, errno);
+                    if done == 0 {
+                        return Err(errno.into());
+                    }
+                    break;
+                }
             }
         }
         let length = u64::try_from(done).unwrap_or(u64::MAX);
+        if done == data.len() {
+            Self::wrote(&file.node, if append { u64::MAX } else { offset }, length);
+        }
         file.bytes_written.fetch_add(length, Ordering::Relaxed);
         file.operations.fetch_add(1, Ordering::Relaxed);
         if self.observe_full {
@@ -98,7 +106,11 @@ impl Fs {
     pub fn fsync(&self, handle: u64, data_only: bool) -> FsResult<()> {
         let file = self.handles.file(handle)?;
         let fd = self.file_fd(&file)?;
-        sync(fd.as_fd(), data_only)?;
+        if let Err(error) = sync(fd.as_fd(), data_only) {
+            // The kernel says so once, and forgets what it couldn't write.
+            Self::lacked(&file.node, 0, error.errno());
+            return Err(error);
+        }
         if file.node.staged.lock().is_some() {
             self.publish(&file.node)?;
             if let Some(name) = file.node.name() {

@@ -2,6 +2,7 @@
 
 mod attr;
 mod create;
+mod cut;
 mod dir;
 mod fresh;
 mod guard;
@@ -10,6 +11,7 @@ mod hold;
 mod inside;
 mod io;
 mod judge;
+mod lack;
 mod lookup;
 mod open;
 mod remove;

@@ -243,6 +243,7 @@ impl Fs {
             slot.get_or_init(|| fd);
         }
         let staged = writable && node.staged.lock().is_some();
+        let may_be_cut = writable && !judged && self.stages(&path);
         let handle = self.handles.insert(Handle::File(Arc::new(FileHandle {
             node: node.clone(),
             flags,
@@ -252,7 +253,7 @@ impl Fs {
             counted: matches!(data, Data::Passthrough(_) | Data::Detached(_)),
             judged,
             parted: AtomicBool::new(false),
-            staged,
+            staged: AtomicBool::new(staged),
             who,
             path,
             opened,
@@ -266,7 +267,7 @@ impl Fs {
         })));
         // What it was left as is told at once then, not when the kernel comes to it.
         let told = writable && self.history.is_some();
-        Opened { handle, data, flush: staged || told }
+        Opened { handle, data, flush: staged || told || may_be_cut }
     }
 
     /// Chooses how an open file's data flows when the kernel can pass it through; registers the file at first.
@@ -401,7 +402,8 @@ impl Fs {
             event.bytes_written = if self.observe_full { Some(0) } else { written };
             event.version_before = file.opened;
             event.version_after = after;
-            let atomic = file.staged && file.node.staged.lock().is_none();
+            let staged = file.staged.load(Ordering::Acquire);
+            let atomic = staged && file.node.staged.lock().is_none();
             event.publication =
                 Some(if atomic { Publication::Atomic } else { Publication::InPlace });
             event.noted = file.noted.get().cloned();

@@ -17,7 +17,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
@@ -38,24 +38,35 @@ use crate::node::{Name, Node, UNSTAMPED};
 #[derive(Debug)]
 pub struct Staged {
     /// The unnamed inode.
-    fd: Arc<OwnedFd>,
+    pub(super) fd: Arc<OwnedFd>,
     /// What it is to replace; `None` for a file that is being created.
-    base: Option<Base>,
-    place: Name,
+    pub(super) base: Option<Base>,
+    pub(super) place: Name,
     /// The process that opened it.
-    writer: Arc<Process>,
+    pub(super) writer: Arc<Process>,
     /// The staged inode before anything was written.
-    initial: Version,
+    pub(super) initial: Version,
     /// The last process that closed it was dying of a signal that lets no program finish.
-    killed: bool,
+    pub(super) killed: bool,
+    /// The name that a file has whose rewrite began by cutting it (`ops/cut.rs`).
+    pub(super) hidden: Option<Hidden>,
+    /// From where on something is missing that couldn't be written, and why (`ops/lack.rs`).
+    pub(super) lacks: Option<(u64, Errno)>,
+}
+
+impl Staged {
+    /// Tells whether a rewrite began by cutting the file.
+    fn is_cut(&self) -> bool {
+        self.hidden.is_some()
+    }
 }
 
 /// The file as it was when its rewrite began.
 #[derive(Debug)]
-struct Base {
-    pin: Arc<OwnedFd>,
-    key: Key,
-    stat: Stat,
+pub struct Base {
+    pub(super) pin: Arc<OwnedFd>,
+    pub(super) key: Key,
+    pub(super) stat: Stat,
 }
 
 impl Base {
@@ -80,19 +91,37 @@ enum Put {
 }
 
 /// A hidden name, taken away with this value.
-struct Away<'a> {
-    dir: &'a OwnedFd,
-    name: &'a CString,
-    there: bool,
+#[derive(Debug)]
+pub struct Hidden {
+    pub(super) dir: Arc<OwnedFd>,
+    pub(super) name: CString,
+    there: AtomicBool,
 }
 
-impl Drop for Away<'_> {
-    fn drop(&mut self) {
-        if self.there
-            && let Err(error) = rustix::fs::unlinkat(self.dir, self.name, AtFlags::empty())
+impl Hidden {
+    /// A name for a staged file that isn't given yet.
+    pub(super) fn new(dir: &Arc<OwnedFd>) -> FsResult<Self> {
+        Ok(Self { dir: dir.clone(), name: staged_name()?, there: AtomicBool::new(false) })
+    }
+
+    pub(super) fn is_there(&self, there: bool) {
+        self.there.store(there, Ordering::Release);
+    }
+
+    /// Takes the name away.
+    pub(super) fn remove(&self) {
+        if self.there.swap(false, Ordering::AcqRel)
+            && let Err(error) = rustix::fs::unlinkat(&*self.dir, &self.name, AtFlags::empty())
+            && error != Errno::NOENT
         {
             tracing::warn!(%error, "a staged file stays behind");
         }
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        self.remove();
     }
 }
 
@@ -111,16 +140,21 @@ impl Overlay {
         self.names.lock().get(&(parent, name.to_os_string())).cloned()
     }
 
-    fn insert(&self, parent: u64, name: &OsStr, node: &Arc<Node>) {
+    pub(super) fn insert(&self, parent: u64, name: &OsStr, node: &Arc<Node>) {
         let mut names = self.names.lock();
         names.insert((parent, name.to_os_string()), node.clone());
         self.count.store(names.len(), Ordering::Release);
     }
 
-    fn remove(&self, parent: u64, name: &OsStr) {
+    pub(super) fn remove(&self, parent: u64, name: &OsStr) {
         let mut names = self.names.lock();
         names.remove(&(parent, name.to_os_string()));
         self.count.store(names.len(), Ordering::Release);
+    }
+
+    /// Returns all that is staged.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.names.lock().values().cloned().collect()
     }
 
     /// Returns what is staged in a directory.
@@ -169,6 +203,8 @@ impl Fs {
             writer: who.clone(),
             initial: stat.version(),
             killed: false,
+            hidden: None,
+            lacks: None,
         });
     }
 
@@ -272,6 +308,8 @@ impl Fs {
             writer: who.clone(),
             initial: fresh.version(),
             killed: false,
+            hidden: None,
+            lacks: None,
         };
         Ok((staged, fd))
     }
@@ -312,13 +350,16 @@ impl Fs {
             let mut slot = file.node.staged.lock();
             let Some(staged) = slot.as_mut() else {
                 self.keeps_closed(&file);
-                let lost = file.node.lost.get().filter(|_| file.staged);
+                let staged = file.staged.load(Ordering::Acquire);
+                let lost = file.node.lost.get().filter(|_| staged);
                 return lost.map_or(Ok(()), |error| Err(error.clone()));
             };
             staged.killed = closing.abrupt;
             let dirty = || {
-                host::stat_fd(staged.fd.as_fd())
-                    .is_ok_and(|stat| stat.size > 0 || stat.mtime.nanos() != staged.initial.mtime)
+                staged.is_cut()
+                    || host::stat_fd(staged.fd.as_fd()).is_ok_and(|stat| {
+                        stat.size > 0 || stat.mtime.nanos() != staged.initial.mtime
+                    })
             };
             !staged.killed && closing.group == staged.writer.pid && dirty()
         };
@@ -346,7 +387,7 @@ impl Fs {
     }
 
     /// Publishes what is staged for a node that nobody has open, or drops it (`S2`).
-    fn settle_node(&self, node: &Arc<Node>) -> FsResult<()> {
+    pub(super) fn settle_node(&self, node: &Arc<Node>) -> FsResult<()> {
         let slot = node.staged.lock();
         let Some(staged) = slot.as_ref() else { return Ok(()) };
         // What is staged by now may be another's, who opens it just then (`S4`).
@@ -354,7 +395,7 @@ impl Fs {
             return Ok(());
         }
         if staged.killed && staged.base.is_some() {
-            self.unstage(node, slot)
+            self.unstage(node, slot, Errno::INTR, None)
         } else {
             self.publish_now(node, slot, true)
         }
@@ -391,6 +432,17 @@ impl Fs {
     ) -> FsResult<()> {
         let Some(staged) = slot.as_ref() else { return Ok(()) };
         let path = self.path_at(&staged.place.parent, &staged.place.name);
+        if staged.base.is_some()
+            && let Some(errno) = self.lacks(node, staged).or_else(|| self.sync_durable(staged))
+        {
+            if last {
+                let kept = self.keep_part(staged, &path);
+                self.unstage(node, slot, errno, kept)?;
+            } else if let Some(staged) = slot.as_mut() {
+                staged.lacks.get_or_insert((0, errno));
+            }
+            return Err(errno.into());
+        }
         let mut event = Self::event(staged.writer.clone(), Op::Publish, path, Some(node.key()));
         event.version_before = staged.base.as_ref().map(|base| base.stat.version());
         event.publication = Some(Publication::Atomic);
@@ -449,7 +501,8 @@ impl Fs {
         if let Err(error) = &result {
             node.lost.get_or_init(|| error.clone());
         }
-        let Some(Staged { place, .. }) = slot.take() else { return result };
+        let Some(Staged { place, hidden, .. }) = slot.take() else { return result };
+        drop(hidden);
         // Before anybody sees that nothing is staged any more: the name may be taken away and made anew at once.
         self.overlay.remove(place.parent.id, &place.name);
         drop(slot);
@@ -466,26 +519,39 @@ impl Fs {
         let dir = self.inside(&staged.place.parent)?;
         let name = host::component(&staged.place.name)?;
         fail::reached(Point::Begun);
-        if self.durable {
-            rustix::fs::fsync(&staged.fd)?;
+        if staged.base.is_none()
+            && let Some(errno) = self.sync_durable(staged)
+        {
+            return Err(errno.into());
         }
-        let stamped = staged.place.parent.stamped.load(Ordering::Acquire);
-        let stamp = host::stat_fd(dir.as_fd())?.mtime;
-        let put = self.put_in(staged, path, &dir, &name)?;
-        if stamp.nanos() == stamped {
-            // To the program, nothing happened in the directory since it gave it that time.
-            let times = Timestamps {
-                last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-                last_modification: Timespec { tv_sec: stamp.sec, tv_nsec: stamp.nsec.into() },
-            };
-            if let Err(error) = rustix::fs::utimensat(&*dir, c"", &times, AtFlags::EMPTY_PATH) {
-                tracing::debug!(%error, "a directory's time changes with a publication");
-            }
-        }
+        let put =
+            self.unnoticed(&staged.place.parent, &dir, || self.put_in(staged, path, &dir, &name))?;
         if self.durable && !matches!(put, Put::Refused { .. }) {
             self.sync_directory(&dir, staged.fd.as_fd())?;
         }
         Ok(put)
+    }
+
+    /// Exchanges names in a directory. To a program, nothing happens in it: it keeps the time that it was given.
+    pub(super) fn unnoticed<T>(
+        &self,
+        parent: &Node,
+        dir: &OwnedFd,
+        exchange: impl FnOnce() -> FsResult<T>,
+    ) -> FsResult<T> {
+        let stamped = parent.stamped.load(Ordering::Acquire);
+        let stamp = host::stat_fd(dir.as_fd())?.mtime;
+        let done = exchange()?;
+        if stamp.nanos() == stamped {
+            let times = Timestamps {
+                last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+                last_modification: Timespec { tv_sec: stamp.sec, tv_nsec: stamp.nsec.into() },
+            };
+            if let Err(error) = rustix::fs::utimensat(dir, c"", &times, AtFlags::EMPTY_PATH) {
+                tracing::debug!(%error, "a directory's time changes with a publication");
+            }
+        }
+        Ok(done)
     }
 
     fn put_in(
@@ -498,7 +564,7 @@ impl Fs {
         let enforced = self.guard == Guard::Enforce;
         let parent = &staged.place.parent;
         self.keeps_directory(parent);
-        let key = self.keeps_staged(&staged.fd);
+        let key = self.keeps_staged(&staged.fd, staged.is_cut());
         if staged.base.is_none() {
             let turn = self.keeps_entry(parent, dir, name, key, false);
             let linked = self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), name);
@@ -517,7 +583,14 @@ impl Fs {
             }
         }
         self.journal.note(dir.as_fd());
-        let hidden = staged_name()?;
+        let own;
+        let hidden = match &staged.hidden {
+            Some(hidden) => hidden,
+            None => {
+                own = Hidden::new(dir)?;
+                &own
+            }
+        };
         let _lock = self.lock_names(dir);
         if let Some(base) = staged.base.as_ref().filter(|_| enforced) {
             // What is to be put back would be seen in its place for a moment, so others that hold this lock are asked for
@@ -528,12 +601,14 @@ impl Fs {
                 return Ok(Put::Refused { found, kept: self.keep(&staged.fd, path) });
             }
         }
-        self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &hidden)?;
-        let mut away = Away { dir, name: &hidden, there: true };
+        if !staged.is_cut() {
+            self.self_fd.link(staged.fd.as_fd(), dir.as_fd(), &hidden.name)?;
+            hidden.is_there(true);
+        }
         fail::reached(Point::Linked);
         // The exchange itself moves the change time of what it displaces, so that is looked at before.
         let untouched = staged.base.as_ref().is_some_and(Base::is_untouched);
-        let rename = |flags| rustix::fs::renameat_with(&**dir, &hidden, &**dir, name, flags);
+        let rename = |flags| rustix::fs::renameat_with(&**dir, &hidden.name, &**dir, name, flags);
         let turn = self.keeps_entry(parent, dir, name, key, true);
         match rename(RenameFlags::EXCHANGE) {
             Ok(()) => {}
@@ -551,7 +626,7 @@ impl Fs {
                 let renamed = rename(flags);
                 self.keeps_turn(turn, renamed.is_ok());
                 renamed?;
-                away.there = false;
+                hidden.is_there(false);
                 return Ok(Put::Clean);
             }
             Err(errno) => {
@@ -560,12 +635,12 @@ impl Fs {
             }
         }
         fail::reached(Point::Exchanged);
-        let displaced = host::stat_at(dir.as_fd(), &hidden)?;
+        let displaced = host::stat_at(dir.as_fd(), &hidden.name)?;
         let expected = untouched
             && staged.base.as_ref().is_some_and(|base| same_content(&displaced, &base.stat));
         self.keeps_turn(turn, expected || !enforced);
         if expected {
-            drop(away);
+            hidden.remove();
             fail::reached(Point::Cleared);
             return Ok(Put::Clean);
         }
@@ -573,29 +648,36 @@ impl Fs {
         if enforced {
             if rename(RenameFlags::EXCHANGE).is_err() {
                 // Taken away again in between: what was displaced must not be lost.
-                let pin = host::pin_at(dir.as_fd(), &hidden)?;
+                let pin = host::pin_at(dir.as_fd(), &hidden.name)?;
                 let kept = self.keep(&staged.fd, path);
                 if rename(RenameFlags::NOREPLACE).is_ok() || self.keep(&pin, path).is_none() {
-                    away.there = false;
+                    hidden.is_there(false);
                 }
                 return Ok(Put::Refused { found: Some(found), kept });
             }
             return Ok(Put::Refused { found: Some(found), kept: self.keep(&staged.fd, path) });
         }
-        let pin = host::pin_at(dir.as_fd(), &hidden)?;
+        let pin = host::pin_at(dir.as_fd(), &hidden.name)?;
         let kept = if displaced.is_regular() { self.keep(&pin, path) } else { None };
         Ok(Put::Displaced { found, kept })
     }
 
     /// Drops a rewrite: the node stands for the file as it was.
-    fn unstage(&self, node: &Arc<Node>, mut slot: MutexGuard<'_, Option<Staged>>) -> FsResult<()> {
+    fn unstage(
+        &self,
+        node: &Arc<Node>,
+        mut slot: MutexGuard<'_, Option<Staged>>,
+        why: Errno,
+        kept: Option<PathBuf>,
+    ) -> FsResult<()> {
         let Some(staged) = slot.take() else { return Ok(()) };
         self.overlay.remove(staged.place.parent.id, &staged.place.name);
         let Some(base) = staged.base else { return Ok(()) };
         let path = self.path_at(&staged.place.parent, &staged.place.name);
         let mut event = Self::event(staged.writer, Op::Conflict, path, Some(base.key));
         event.version_before = Some(base.stat.version());
-        event.outcome = Outcome::Error { errno: Errno::INTR.raw_os_error() };
+        event.outcome = Outcome::Error { errno: why.raw_os_error() };
+        event.path2 = kept;
         self.record(event);
         let pin = self.self_fd.open_path(base.pin.as_fd())?;
         self.table.rebind(node, pin, base.key, &staged.place);

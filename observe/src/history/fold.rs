@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{Error, Result};
-use super::keeper::{JOURNAL, dropped};
+use super::keeper::{BROKEN, JOURNAL, dropped};
 use super::record::{File, Id, Image, Left, Record, VERSION};
 
 /// A name in a directory.
@@ -77,7 +77,11 @@ impl History {
     }
 
     fn read(directory: &Path) -> Result<Self> {
-        let journal = directory.join(JOURNAL);
+        let mut journal = directory.join(JOURNAL);
+        let broken = !journal.exists() && directory.join(BROKEN).exists();
+        if broken {
+            journal = directory.join(BROKEN);
+        }
         let bytes = fs::read(&journal).map_err(Error::io("read", &journal))?;
         let written = fs::metadata(&journal)
             .and_then(|meta| meta.modified())
@@ -95,7 +99,12 @@ impl History {
                 Err(_) => return Err(Error::Damaged(number + 1)),
             }
         }
-        Self::fold(directory, records, written)
+        let mut history = Self::fold(directory, records, written)?;
+        if broken {
+            let why = "the history couldn't be written to its end, and the run went on";
+            history.gaps.push((PathBuf::new(), why.to_owned()));
+        }
+        Ok(history)
     }
 
     fn fold(directory: &Path, records: Vec<Record>, written: i64) -> Result<Self> {

@@ -19,6 +19,8 @@ use super::record::{File, Id, Image, Left, Record, VERSION};
 
 /// The name of the journal in a history's directory.
 pub(crate) const JOURNAL: &str = "journal";
+/// The name of one that couldn't be written to its end, while the run went on.
+pub(crate) const BROKEN: &str = "journal-broken";
 
 /// How much a history may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,7 @@ struct Images {
 
 #[derive(Debug)]
 struct State {
+    place: OwnedFd,
     journal: fs::File,
     dirs: HashSet<Id>,
     files: HashSet<Id>,
@@ -70,6 +73,10 @@ impl State {
             // From here on nothing is known, so nothing more is said: the history isn't whole (H2).
             tracing::warn!(%error, "the history ends here");
             self.broken = true;
+            // Where there is no room for a word, there is for another name.
+            if let Err(error) = rustix::fs::renameat(&self.place, JOURNAL, &self.place, BROKEN) {
+                tracing::warn!(%error, "the history doesn't say that it isn't whole");
+            }
         }
     }
 }
@@ -97,6 +104,7 @@ impl Keeper {
             .mode(0o600)
             .open(directory.join(JOURNAL))?;
         let mut state = State {
+            place: place.try_clone()?,
             journal,
             dirs: HashSet::from([root]),
             files: HashSet::new(),
@@ -324,7 +332,8 @@ pub fn prune(state: &Path, age: Duration) {
 }
 
 fn last_change(run: &Path) -> Option<std::time::SystemTime> {
-    let journals = fs::read_dir(run).ok()?.flatten().map(|part| part.path().join(JOURNAL));
+    let parts = fs::read_dir(run).ok()?.flatten();
+    let journals = parts.flat_map(|part| [JOURNAL, BROKEN].map(|name| part.path().join(name)));
     journals.filter_map(|journal| fs::metadata(journal).ok()?.modified().ok()).max()
 }
 

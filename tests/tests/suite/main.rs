@@ -6,6 +6,7 @@
 mod attempts;
 mod backends;
 mod battery;
+mod below;
 mod coherence;
 mod compat;
 mod config;

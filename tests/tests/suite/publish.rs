@@ -12,7 +12,7 @@ const OLD: &str = "what was there\n";
 /// Rewrites a file: the beginning, then waits for `go`, then the rest. Prints what an error is, and what it reads back.
 const WRITER: &str = "import os, sys, time\n\
     name, how = sys.argv[1], sys.argv[2]\n\
-    d = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)\n\
+    exec(sys.argv[3])\n\
     os.write(d, b'begin')\n\
     print(open(name).read(), os.path.getsize(name), name in os.listdir('.' if '/' not in name else os.path.dirname(name)))\n\
     sys.stdout.flush()\n\
@@ -23,6 +23,18 @@ const WRITER: &str = "import os, sys, time\n\
     \x20os.close(d)\n\
     except OSError as error: print(error.errno)\n";
 
+const TRUNCATING: &str = "d = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)";
+
+/// Ways to cut a file to nothing after it was opened, or before. Others have it open meanwhile, mapped even.
+const CUTS: [&str; 5] = [
+    "d = os.open(name, os.O_WRONLY); os.ftruncate(d, 0)",
+    "d = os.open(name, os.O_RDWR); os.read(d, 3); os.ftruncate(d, 0); os.lseek(d, 0, 0)",
+    "d = os.open(name, os.O_RDWR | os.O_APPEND); r = open(name); r.read(); os.ftruncate(d, 0)",
+    "import mmap; d = os.open(name, os.O_RDWR); m = mmap.mmap(d, 0); r = os.open(name, os.O_RDONLY); i = os.stat(name).st_ino; \
+     os.ftruncate(d, 0); assert os.fstat(r).st_ino == i == os.stat(name).st_ino and os.fstat(r).st_nlink == 1",
+    "os.truncate(name, 0); d = os.open(name, os.O_WRONLY)",
+];
+
 /// A rewrite under way, and what lets it go on.
 struct Rewrite {
     running: Running,
@@ -31,13 +43,17 @@ struct Rewrite {
 
 impl Rewrite {
     fn begin(world: &World, options: &[&str], name: &str) -> Self {
+        Self::begin_by(world, options, name, TRUNCATING)
+    }
+
+    fn begin_by(world: &World, options: &[&str], name: &str, opening: &str) -> Self {
         let how = world.result_file().file_name().unwrap().to_str().unwrap().to_owned();
         let how = format!("{}-{how}", world.directory().file_name().unwrap().to_str().unwrap());
         let (ready, go) =
             (PathBuf::from(format!("/tmp/ready-{how}")), PathBuf::from(format!("/tmp/go-{how}")));
         let mut running = world
             .run(options)
-            .args(["python3", "-c", WRITER, name, &how])
+            .args(["python3", "-c", WRITER, name, &how, opening])
             .deadline(Duration::from_secs(60))
             .spawn();
         running.wait_until("the rewrite is under way", || ready.exists());
@@ -97,6 +113,62 @@ as_root_and_user! {
         assert_eq!(names, ["f"]);
         assert_eq!(rewrite.end().stdout(), "begin 5 True\n");
         assert_eq!(fs::read_to_string(world.workspace().join("new")).unwrap(), "begin end");
+    }
+
+    /// F5: the same where the file is cut after it was opened, or by its path: the host sees the old content, everybody
+    /// inside the new, and the file keeps its number and its attributes.
+    fn what_is_cut_and_written_anew_is_published_whole(world) {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        for cut in CUTS {
+            let file = world.write("f", OLD);
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+            rustix::fs::setxattr(&file, "user.kept", b"value", rustix::fs::XattrFlags::empty()).unwrap();
+            let before = fs::metadata(&file).unwrap();
+            let rewrite = Rewrite::begin_by(world, &["-q"], "f", cut);
+            let during = fs::metadata(&file).unwrap();
+            assert_eq!(fs::read_to_string(&file).unwrap(), OLD, "{cut}");
+            assert_eq!((during.mode(), during.uid(), during.mtime()), (before.mode(), before.uid(), before.mtime()), "{cut}");
+            let output = rewrite.end();
+            assert_eq!(output.stdout(), "begin 5 True\n", "{cut}: {}", output.stderr());
+            assert_eq!(fs::read_to_string(&file).unwrap(), "begin end", "{cut}");
+            let after = fs::metadata(&file).unwrap();
+            assert_eq!((after.ino(), after.mode(), after.nlink()), (before.ino(), before.mode(), 1), "{cut}");
+            let mut value = [0; 8];
+            assert_eq!(rustix::fs::getxattr(&file, "user.kept", &mut value[..]), Ok(5));
+            assert_eq!(fs::read_dir(world.workspace()).unwrap().count(), 1, "{cut}");
+            let log = world.stockade().args(["log", "--json", "--op", "truncate"]).run().stdout();
+            assert!(log.contains("\"publication\":\"atomic\""), "{cut}: {log}");
+            // Its program is killed: as it was.
+            let killing = format!("{cut}; os.write(d, b'torn'); os.kill(os.getpid(), 9)");
+            let script = ["python3", "-c", "import os, sys; name = 'f'; exec(sys.argv[1])", &killing];
+            world.run(&["-q"]).args(script).run().assert_code(137);
+            assert_eq!(fs::read_to_string(&file).unwrap(), "begin end", "{cut}");
+            assert_eq!(fs::read_dir(world.workspace()).unwrap().count(), 1, "{cut}");
+            fs::remove_file(&file).unwrap();
+        }
+    }
+
+    /// F5: what is cut and not written is soon empty on the host, too; what can't be staged is cut in place, and the event
+    /// says which.
+    fn what_is_only_cut_is_cut(world) {
+        let file = world.write("f", OLD);
+        let other = world.write("g", OLD);
+        fs::hard_link(&other, world.workspace().join("linked")).unwrap();
+        let script = "import os, time; r = open('f'); os.truncate('f', 0); os.truncate('g', 0); assert os.path.getsize('f') == 0; \
+            open('/tmp/cut-%d' % os.getuid(), 'w').close(); time.sleep(0.5); os.link('f', 'h'); \
+            d = os.open('f', os.O_RDWR); os.write(d, b'x'); os.ftruncate(d, 0); os.write(d, b'y'); os.close(d)";
+        let mut running = world.run(&["-q"]).args(["python3", "-c", script]).spawn();
+        let token = PathBuf::from(format!("/tmp/cut-{}", world.ids().0));
+        running.wait_until("it is cut", || token.exists());
+        assert_eq!(fs::read(&other).unwrap(), b"");
+        running.wait_until("the host sees it", || fs::read(&file).unwrap().is_empty());
+        let output = running.wait();
+        output.assert_success();
+        fs::remove_file(token).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"\0y");
+        let log = world.stockade().args(["log", "--json", "--op", "truncate"]).run().stdout();
+        let of = |how: &str| log.matches(&format!("\"publication\":\"{how}\"")).count();
+        assert_eq!((of("atomic"), of("in-place")), (1, 2), "{log}");
     }
 
     /// F5: a host process that reads all the time sees one whole version or another, however often a file is rewritten.
