@@ -44,6 +44,20 @@ def writes():
         os.write(fd, block)
     os.close(fd)
 
+def rewrites():
+    rewrite(os.O_WRONLY | os.O_TRUNC)
+
+def cuts():
+    rewrite(os.O_RDWR)
+
+def rewrite(flags):
+    for number in range(3000):
+        fd = os.open("many/%d" % number, flags)
+        if not flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+        os.write(fd, b"x" * 1000)
+        os.close(fd)
+
 def creates():
     os.mkdir("many")
     for number in range(3000):
@@ -76,6 +90,11 @@ for line in sys.stdin:
     print(json.dumps(took), flush=True)
 """
 
+MANY = "mkdir -p many && for i in $(seq 0 2999); do echo old > many/$i; done"
+
+# What the work inside can be measured with, beside the default.
+VARIANTS = {"inside": [], "atomic": ["--publish", "atomic"], "direct": ["--publish", "direct"], "history": ["--keep-history", "--history-size", "20GB"]}
+
 # label, unit, rounds (a share of those asked for), preparation, kind, work
 ROWS = [
     ("cargo build", "s", 0.4, "rm -rf crate/target", "shell", "cd crate && cargo build -q --offline"),
@@ -92,6 +111,8 @@ ROWS = [
     ("stat storm (10 × every file)", "s", 1, "", "python", "stats"),
     ("stat of missing names (5 × every file)", "s", 1, "", "python", "missing"),
     ("create 3,000 files", "s", 1, "rm -rf many", "python", "creates"),
+    ("rewrite 3,000 files", "s", 1, MANY, "python", "rewrites"),
+    ("cut and rewrite 3,000 files", "s", 1, MANY, "python", "cuts"),
     ("100,000 writes of 512 bytes", "s", 1, "rm -f small-writes", "python", "writes"),
     ("sequential write, 256 MiB", "s", 1, "rm -f sequential", "shell", "dd if=/dev/zero of=sequential bs=1M count=256"),
     ("sequential read, 256 MiB", "s", 1, "test -e sequential || dd if=/dev/zero of=sequential bs=1M count=256", "shell", "dd if=sequential of=/dev/null bs=1M"),
@@ -109,8 +130,9 @@ def run(argv, **options):
 class Side:
     """One identity: its directories, its two workers."""
 
-    def __init__(self, who, base, toolchain):
+    def __init__(self, who, base, toolchain, variants):
         self.who = who
+        self.names = ["native"] + variants
         self.top = os.path.join(base, who)
         os.mkdir(self.top)
         os.chmod(self.top, 0o755)
@@ -126,20 +148,20 @@ class Side:
             except KeyError:
                 run(["useradd", "--create-home", USER])
             self.prefix = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "--"]
-        for name in ("native", "inside", "home", "state"):
+        for name in self.names + ["home", "state"]:
             os.mkdir(os.path.join(self.top, name))
-        for name in ("native", "inside"):
+        for name in self.names:
             prepare(os.path.join(self.top, name))
         if self.prefix:
-            run(["chown", "-hR", USER + ":" + USER] + [os.path.join(self.top, name) for name in ("native", "inside", "home", "state")])
+            run(["chown", "-hR", USER + ":" + USER] + [os.path.join(self.top, name) for name in self.names + ["home", "state"]])
         self.workers = {}
 
     def start(self):
-        for name in ("native", "inside"):
+        for name in self.names:
             directory = os.path.join(self.top, name)
             argv = PYTHON + ["-c", WORKER]
-            if name == "inside":
-                argv = [self.binary, "run", "-q", "--allow-write", "**", "--"] + argv
+            if name in VARIANTS:
+                argv = [self.binary, "run", "-q", "--allow-write", "**"] + VARIANTS[name] + ["--"] + argv
             self.workers[name] = subprocess.Popen(self.prefix + argv, cwd=directory, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, name, row):
@@ -157,18 +179,17 @@ class Side:
             worker.wait(60)
 
     def measure(self, row, rounds):
-        """Medians of both sides, and of the ratios of each round."""
-        times = {"native": [], "inside": []}
+        """Medians, the plain directory's first."""
+        times = {name: [] for name in self.names}
         for number in range(max(3, round(rounds * row[2]))):
-            order = ("native", "inside") if number % 2 == 0 else ("inside", "native")
-            for name in order:
+            for name in self.names if number % 2 == 0 else reversed(self.names):
                 times[name].append(self.ask(name, row))
-        return statistics.median(times["native"]), statistics.median(times["inside"])
+        return tuple(statistics.median(times[name]) for name in self.names)
 
     def launch(self, rounds):
         bare = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--die-with-parent", "--", "true"]
         ours = [self.binary, "run", "-q", "--allow-write", "**", "--", "true"]
-        directory = os.path.join(self.top, "inside")
+        directory = os.path.join(self.top, self.names[-1])
         times = {"bare": [], "ours": []}
         for number in range(rounds + 2):
             for name, argv in (("bare", bare), ("ours", ours)):
@@ -246,36 +267,42 @@ def main():
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures work inside the mount against the plain directory.")
     parser.add_argument("--rounds", type=int, default=5, help="rounds a row (default 5)")
     parser.add_argument("--who", default="root,user" if os.getuid() == 0 else "user", help="root, user, or both (default)")
-    parser.add_argument("--only", default="", help="only the rows whose name contains this")
+    parser.add_argument("--variants", default="inside", help="what to compare with the plain directory: " + ", ".join(VARIANTS) + " (the default)")
+    parser.add_argument("--only", default="", help="only the rows whose name contains this, or one of these (a comma in between)")
     parser.add_argument("--directory", default="/var/tmp", help="where to work; its file system is what is measured")
     arguments = parser.parse_args()
-    sides, table = arguments.who.split(","), {}
+    sides, variants, table = arguments.who.split(","), arguments.variants.split(","), {}
+    only = arguments.only.split(",")
     with tempfile.TemporaryDirectory(prefix="stockade-bench-", dir=arguments.directory) as base:
         os.chmod(base, 0o755)
         tools = toolchain(base)
         for who in sides:
             print("preparing", who, file=sys.stderr, flush=True)
-            side = Side(who, base, tools)
+            side = Side(who, base, tools, variants)
             if "launch" in arguments.only or not arguments.only:
                 table[("launch of `true` (bare bubblewrap | stockade)", who)] = ("ms",) + side.launch(arguments.rounds * 6)
             side.start()
             try:
                 for row in ROWS:
-                    if arguments.only in row[0]:
+                    if any(part in row[0] for part in only):
                         table[(row[0], who)] = (row[1],) + side.measure(row, arguments.rounds)
-                        print(who, row[0], "%.2f" % (table[(row[0], who)][2] / table[(row[0], who)][1]), file=sys.stderr, flush=True)
+                        _, native, *others = table[(row[0], who)]
+                        print(who, row[0], *("%.2f" % (other / native) for other in others), file=sys.stderr, flush=True)
             finally:
                 side.stop()
-    print("| work | " + " | ".join("%s: plain | %s: inside | ratio" % (who, who) for who in sides) + " |")
-    print("|---|" + "---:|---:|---:|" * len(sides))
+    print("| work | " + " | ".join(" | ".join(["%s: plain" % who] + ["%s: %s | ratio" % (who, name) for name in variants]) for who in sides) + " |")
+    print("|---|" + ("---:|" + "---:|---:|" * len(variants)) * len(sides))
     for label in dict.fromkeys(label for label, _ in table):
         cells = []
         for who in sides:
-            unit, native, inside = table[(label, who)]
+            unit, native, *others = table[(label, who)]
             if unit == "ms":
+                inside = others[0]
                 cells += ["%.1f ms" % (native * 1e3), "%.1f ms" % (inside * 1e3), "+%.1f ms" % ((inside - native) * 1e3)]
             else:
-                cells += [shown(native, unit), shown(inside, unit), "%.2f" % (inside / native)]
+                cells += [shown(native, unit)]
+                for other in others:
+                    cells += [shown(other, unit), "%.2f" % (other / native)]
         print("| " + " | ".join([label] + cells) + " |")
 
 
