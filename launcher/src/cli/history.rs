@@ -4,10 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_observe::history::{Change, Error, History};
+use stockade_observe::history::{Change, Error, History, Recovered, recover, recover_all};
 use stockade_observe::{RunId, RunRow, SessionDir, Store, find_session, session_dirs};
 use stockade_policy::text::Bytes;
 
+use super::complain;
 use crate::error::{Code, Failure};
 use crate::launch::history_directory;
 use crate::session::failure;
@@ -73,6 +74,17 @@ impl Which {
 }
 
 impl Found {
+    /// Takes back what an undo of the run had done when it was killed.
+    pub fn recover(&self) -> Result<(), Failure> {
+        match recover(&self.place) {
+            Ok(recovered) => {
+                tell_recovered(&self.run.info.id.0, recovered);
+                Ok(())
+            }
+            Err(error) => Err(self.failure(error)),
+        }
+    }
+
     /// Reads the run's history.
     pub fn open(&self) -> Result<Vec<History>, Failure> {
         History::open(&self.place).map_err(|error| self.failure(error))
@@ -92,6 +104,16 @@ impl Found {
             ),
             Error::Undone => {
                 Failure::new(Code::FsNotFound, format!("run `{run}` was undone already"))
+            }
+            Error::Busy => {
+                Failure::new(Code::SessionBusy, format!("run `{run}` is being undone just now"))
+            }
+            Error::Half { error, source } => {
+                let what =
+                    format!("run `{run}` was put back in part, and that couldn't be taken back");
+                Failure::new(Code::FsIoError, what).because(format!("{error}; {source}")).help(
+                    "make that possible, and run `stockade undo` again: it goes on from there",
+                )
             }
             Error::Refused(refusals) => {
                 let what = format!("run `{run}` can't be undone, and nothing was touched");
@@ -113,6 +135,36 @@ impl Found {
                     failure = failure.because(cause.to_string());
                 }
                 failure
+            }
+        }
+    }
+}
+
+/// Says what became of an undo that was killed.
+pub fn tell_recovered(run: &str, recovered: Recovered) {
+    match recovered {
+        Recovered::Nothing => {}
+        Recovered::TakenBack => complain(&format!(
+            "stockade: an undo of run `{run}` was interrupted: what it had done is taken back"
+        )),
+        Recovered::Finished => complain(&format!(
+            "stockade: an undo of run `{run}` was interrupted when everything was put back: it is finished"
+        )),
+    }
+}
+
+/// Recovers every run of a state directory whose undo was killed.
+pub fn recover_undos(state: &Path) {
+    for (place, result) in recover_all(state) {
+        let run = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        match result {
+            Ok(recovered) => tell_recovered(&run, recovered),
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                complain(&format!(
+                    "stockade: an undo of run `{run}` was interrupted, and what it had done can't be taken back: {error}{}",
+                    cause.unwrap_or_default()
+                ));
             }
         }
     }

@@ -225,6 +225,7 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy, Option<Boun
     let wanted = Wanted { run: &run, argv: &argv, terminal: false, default };
     let state = state::directory()?;
     state::create(&state)?;
+    super::history::recover_undos(&state);
     if let Some((_, age)) = history {
         stockade_observe::history::prune(&state, age);
     }

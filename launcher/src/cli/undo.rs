@@ -1,7 +1,7 @@
 //! `stockade undo`: puts back what a run changed.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -17,11 +17,14 @@ use crate::error::{Code, Failure};
 use crate::session::{OpenRun, Session, Wanted};
 use crate::state;
 
-/// Put back what a run changed: everything, or nothing if something has changed since.
+/// Put back what a run changed: all of it, or nothing if something has changed since.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     which: Which,
+    /// Put back only what the run did at and below PATH (repeatable); what moved goes back with it.
+    #[arg(long, value_name = "PATH")]
+    path: Vec<PathBuf>,
     /// Say what would be put back, and do nothing.
     #[arg(long)]
     dry_run: bool,
@@ -38,8 +41,25 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let what = format!("run `{id}` goes on");
         return Err(Failure::new(Code::SessionBusy, what).help("wait for its end, or end it"));
     }
-    let histories = found.open()?;
-    let plan = Plan::new(&found.place, &histories).map_err(|error| found.failure(error))?;
+    found.recover()?;
+    let mut histories = found.open()?;
+    let partly = !args.path.is_empty();
+    if partly {
+        let paths = args.path.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>();
+        let paths = paths.map_err(|error| {
+            Failure::new(Code::FsNotFound, "the current directory is gone").because(error)
+        })?;
+        let mut any = false;
+        for history in &mut histories {
+            any |= history.select(&paths);
+        }
+        if !any {
+            let what = format!("run `{id}` changed nothing there that isn't put back already");
+            return Err(Failure::new(Code::FsNotFound, what)
+                .help("`stockade diff --name-only` lists what it changed"));
+        }
+    }
+    let plan = Plan::new(&found.place, &histories, partly).map_err(|error| found.failure(error))?;
     if histories.iter().any(|history| !history.sealed) {
         complain(
             "stockade: the run was interrupted, or its history couldn't be written to its end: \

@@ -17,6 +17,17 @@ pub enum Error {
     /// It was put back already.
     #[error("the run was undone already")]
     Undone,
+    /// It is being put back just now.
+    #[error("the run is being undone just now")]
+    Busy,
+    /// Putting it back failed, and so did taking back what was done until then.
+    #[error("a part was put back, and couldn't be taken back: {source}")]
+    Half {
+        /// Why it wasn't put back.
+        error: Box<Error>,
+        /// Why that couldn't be taken back.
+        source: io::Error,
+    },
     /// Something isn't as the run left it, or can't be put back.
     #[error("nothing was put back: {} paths stand in the way", .0.len())]
     Refused(Vec<Refusal>),

@@ -100,6 +100,7 @@ impl History {
             }
         }
         let mut history = Self::fold(directory, records, written)?;
+        history.leave_out().map_err(Error::io("read", directory))?;
         if broken {
             let why = "the history couldn't be written to its end, and the run went on";
             history.gaps.push((PathBuf::new(), why.to_owned()));

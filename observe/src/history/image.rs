@@ -48,6 +48,7 @@ pub(crate) fn look(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Seen> {
             gid: x.stx_gid,
             size: x.stx_size,
             mtime: nanos(x.stx_mtime),
+            xattrs: None,
         },
         atime: nanos(x.stx_atime),
         rdev: rustix::fs::makedev(x.stx_rdev_major, x.stx_rdev_minor),
@@ -103,6 +104,19 @@ pub(crate) fn xattrs(pin: BorrowedFd<'_>) -> io::Result<Vec<(Bytes, Bytes)>> {
     }
     all.sort_by(|one, other| one.0.as_slice().cmp(other.0.as_slice()));
     Ok(all)
+}
+
+/// Returns a digest (FNV-1a) of the extended attributes of what `pin` stands for.
+pub(crate) fn digest(pin: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for (name, value) in xattrs(pin)? {
+        for part in [name.as_slice(), &value.as_slice().len().to_le_bytes(), value.as_slice()] {
+            for byte in part {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        }
+    }
+    Ok(hash)
 }
 
 /// Copies what is in a file into an empty one: a reflink where the file system has them, else in the kernel, else by

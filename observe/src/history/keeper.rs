@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use stockade_policy::text::Bytes;
 
-use super::image::{copy, look, magic, reopen};
+use super::image::{copy, digest, look, magic, reopen};
 use super::record::{File, Id, Image, Left, Record, VERSION};
 
 /// The name of the journal in a history's directory.
@@ -288,7 +288,8 @@ impl Keeper {
         // Looked at under the lock: whoever changes it meanwhile says so afterwards.
         let mut state = self.state.lock();
         if let Ok(seen) = look(fd, b"") {
-            state.write(&Record::Left { id, left: Some(seen.left) });
+            let left = Left { xattrs: digest(fd).ok(), ..seen.left };
+            state.write(&Record::Left { id, left: Some(left) });
         }
     }
 

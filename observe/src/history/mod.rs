@@ -17,10 +17,12 @@ mod keeper;
 mod place;
 mod put;
 mod record;
+mod select;
 mod show;
 mod text;
 mod undo;
 mod verify;
+mod wal;
 
 pub use error::{Error, Result};
 pub use fold::History;
@@ -30,3 +32,4 @@ pub use record::{File, Id, Image, Left, Record};
 pub use show::{Change, Kind, Side, changes};
 pub use text::{Diff, diff};
 pub use undo::{Done, Plan, Refusal};
+pub use wal::{Recovered, recover, recover_all};

@@ -37,6 +37,11 @@ impl<'h> Tree<'h> {
         Ok(Self { history, root, device: seen.dev, open })
     }
 
+    /// Returns the device of the tree's root.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
     /// Tells whether `seen` is the file `id`; the device number may be another one since the machine was started.
     pub(crate) fn is(&self, seen: &Seen, id: Id) -> bool {
         let device = if id.0 == self.history.root.0 { self.device } else { id.0 };

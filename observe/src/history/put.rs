@@ -1,21 +1,24 @@
 //! Puts back. Whatever the run left goes to a directory of ours beside it first and is removed last, so that a step
-//! that fails lets all the others be taken back.
+//! that fails lets all the others be taken back; each is noted before it is done (`wal.rs`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
+use stockade_policy::text::Bytes;
 
 use super::error::{Error, Result};
 use super::image::{attributes, copy, look, magic, same};
 use super::record::{File, Id};
 use super::verify::Work;
+use super::wal::{At, Part, Step, Wal, below};
 
 /// A name in an open directory.
 #[derive(Clone, Debug)]
@@ -24,100 +27,100 @@ struct Spot {
     name: Vec<u8>,
 }
 
-/// What was done and how it is taken back.
-enum Step {
-    Moved { from: Spot, to: Spot },
-    Swapped { one: Spot, other: Spot },
-    Made { at: Spot, directory: bool },
-    Written { file: OwnedFd, backup: OwnedFd, mtime: i64 },
-}
-
-impl Step {
-    fn take_back(&self) -> io::Result<()> {
-        match self {
-            Self::Moved { from, to } => rename(to, from, RenameFlags::NOREPLACE),
-            Self::Swapped { one, other } => rename(one, other, RenameFlags::EXCHANGE),
-            Self::Made { at, directory } => {
-                let flags = if *directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-                Ok(rustix::fs::unlinkat(&*at.dir, &at.name, flags)?)
-            }
-            Self::Written { file, backup, mtime } => {
-                write_over(backup.as_fd(), file.as_fd())?;
-                set_times(file.as_fd(), None, *mtime)
-            }
-        }
-    }
-}
-
 fn rename(from: &Spot, to: &Spot, flags: RenameFlags) -> io::Result<()> {
     Ok(rustix::fs::renameat_with(&*from.dir, &from.name, &*to.dir, &to.name, flags)?)
 }
 
-fn write_over(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn write_over(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     rustix::fs::ftruncate(to, 0)?;
     copy(from, to)
 }
 
 struct Putting<'w, 'h> {
     work: &'w Work<'h>,
+    part: usize,
+    wal: &'w mut Wal,
     hold: Rc<OwnedFd>,
     next: u64,
-    steps: Vec<Step>,
     /// What the run left, by file, in the directory of ours.
     held: HashMap<Id, Vec<Spot>>,
     /// Where a file has its name again.
     placed: HashMap<Id, Spot>,
     /// Device and inode of those that are others than before.
     fresh: HashMap<Id, (u64, u64)>,
+    /// Directories whose times are noted.
+    noted: HashSet<(u64, u64)>,
 }
 
-/// Puts one history back.
-pub(crate) fn put(work: &Work<'_>) -> Result<()> {
-    let name = format!(".stockade-undo-{}", std::process::id());
-    let path = work.history.source.join(&name);
+/// Says where the directory of ours will be.
+pub(crate) fn part(work: &Work<'_>) -> Result<Part> {
+    let source = &work.history.source;
+    let root = look(work.tree.root.as_fd(), b"").map_err(Error::io("use", source))?;
+    let hold = format!(".stockade-undo-{}", std::process::id());
+    Ok(Part {
+        source: Bytes::from(source.as_path()),
+        ino: root.ino,
+        hold: Bytes::new(hold.as_bytes()),
+        mtime: root.left.mtime,
+    })
+}
+
+/// Puts one history back, but for what is tidied up at the end: returns what does that.
+pub(crate) fn put<'w>(
+    work: &'w Work<'_>,
+    number: usize,
+    part: &Part,
+    wal: &'w mut Wal,
+) -> Result<Tidy> {
+    let root = &work.tree.root;
+    let name = part.hold.as_slice();
+    let path = work.history.source.join(part.hold.as_path());
     let failed = || Error::io::<io::Error>("make", &path);
-    let root = look(work.tree.root.as_fd(), b"").map_err(Error::io("use", &work.history.source))?;
-    rustix::fs::mkdirat(&*work.tree.root, &name, Mode::RWXU)
-        .map_err(|errno| failed()(errno.into()))?;
+    rustix::fs::mkdirat(&**root, name, Mode::RWXU).map_err(|errno| failed()(errno.into()))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let hold = rustix::fs::openat(&*work.tree.root, &name, flags, Mode::empty())
+    let hold = rustix::fs::openat(&**root, name, flags, Mode::empty())
         .map_err(|errno| failed()(errno.into()))?;
     let mut putting = Putting {
         work,
+        part: number,
+        wal,
         hold: Rc::new(hold),
         next: 0,
-        steps: Vec::new(),
         held: HashMap::new(),
         placed: HashMap::new(),
         fresh: HashMap::new(),
+        // Its own time is put back when the directory of ours is gone.
+        noted: HashSet::from([(work.tree.device(), part.ino)]),
     };
-    let done = putting.names().and_then(|()| putting.contents());
-    if let Err((at, error)) = done {
-        let mut kept = false;
-        for step in putting.steps.iter().rev() {
-            if let Err(error) = step.take_back() {
-                tracing::warn!(%error, "a step of an undo couldn't be taken back");
-                kept = true;
+    let done =
+        putting.names().and_then(|()| putting.contents()).and_then(|()| putting.attributes());
+    done.map_err(|(at, error)| Error::io("put back", work.history.shown(&at))(error))?;
+    Ok(Tidy { hold: putting.hold.clone(), times: putting.times() })
+}
+
+/// What is left to do once everything is put back.
+pub(crate) struct Tidy {
+    hold: Rc<OwnedFd>,
+    times: Vec<(OwnedFd, i64, i64)>,
+}
+
+impl Tidy {
+    pub(crate) fn carry_out(self, work: &Work<'_>, part: &Part) -> Result<()> {
+        empty(&self.hold);
+        let root = &work.tree.root;
+        let removed = rustix::fs::unlinkat(&**root, part.hold.as_slice(), AtFlags::REMOVEDIR);
+        // Removing our directory has moved the time of the one that held it.
+        if let Err(error) = set_times(root.as_fd(), None, part.mtime) {
+            tracing::debug!(%error, "the times of the directory stay");
+        }
+        for (directory, atime, mtime) in &self.times {
+            if let Err(error) = set_times(directory.as_fd(), Some(*atime), *mtime) {
+                tracing::debug!(%error, "a directory's times stay");
             }
         }
-        if !kept {
-            empty(&putting.hold);
-            let _stays = rustix::fs::unlinkat(&*work.tree.root, &name, AtFlags::REMOVEDIR);
-        }
-        return Err(Error::io("put back", work.history.shown(&at))(error));
+        let path = work.history.source.join(part.hold.as_path());
+        removed.map_err(|errno| Error::io::<io::Error>("remove", &path)(errno.into()))
     }
-    let attributes = putting.attributes();
-    empty(&putting.hold);
-    let removed = rustix::fs::unlinkat(&*work.tree.root, &name, AtFlags::REMOVEDIR);
-    // Removing our directory has moved the time of the one that held it.
-    if let Err(error) = set_times(work.tree.root.as_fd(), None, root.left.mtime) {
-        tracing::debug!(%error, "the times of the directory stay");
-    }
-    putting.times();
-    attributes.map_err(|(at, error)| {
-        Error::io("restore the attributes of", work.history.shown(&at))(error)
-    })?;
-    removed.map_err(|errno| Error::io::<io::Error>("remove", &path)(errno.into()))
 }
 
 /// Where something failed, below the root.
@@ -127,6 +130,49 @@ impl Putting<'_, '_> {
     fn spare(&mut self) -> Spot {
         self.next += 1;
         Spot { dir: self.hold.clone(), name: self.next.to_string().into_bytes() }
+    }
+
+    /// Says where a name is, for the journal.
+    fn at(&self, spot: &Spot) -> io::Result<At> {
+        let dir = below(self.work.tree.root.as_fd(), spot.dir.as_fd())?;
+        Ok(At { dir, name: Bytes::new(&spot.name[..]) })
+    }
+
+    /// Notes the times of the directory in which a name is about to change.
+    fn note(&mut self, spot: &Spot) -> io::Result<()> {
+        let seen = look(spot.dir.as_fd(), b"")?;
+        let ino = (seen.dev, seen.ino);
+        if !Rc::ptr_eq(&spot.dir, &self.hold) && self.noted.insert(ino) {
+            let at = At { name: Bytes::new(b""), ..self.at(spot)? };
+            self.wal.write(Step::Directory { part: self.part, at, ino, mtime: seen.left.mtime })?;
+        }
+        Ok(())
+    }
+
+    /// Moves a name.
+    fn shift(&mut self, from: &Spot, to: &Spot) -> io::Result<()> {
+        self.note(from)?;
+        self.note(to)?;
+        let seen = look(from.dir.as_fd(), &from.name)?;
+        let (part, ino) = (self.part, (seen.dev, seen.ino));
+        if seen.kind() == FileType::Directory && self.noted.insert(ino) {
+            // It holds the name of the one that holds it.
+            let at = self.at(from)?;
+            let dir = Bytes::from(at.dir.as_path().join(at.name.as_path()).as_path());
+            let at = At { dir, name: Bytes::new(b"") };
+            self.wal.write(Step::Directory { part, at, ino, mtime: seen.left.mtime })?;
+        }
+        self.wal.write(Step::Moved { part, from: self.at(from)?, to: self.at(to)?, ino })?;
+        rename(from, to, RenameFlags::NOREPLACE)
+    }
+
+    /// Gives a file a further name.
+    fn link(&mut self, dir: BorrowedFd<'_>, name: &[u8], to: &Spot) -> io::Result<()> {
+        self.note(to)?;
+        let seen = look(dir, name)?;
+        let (part, at) = (self.part, self.at(to)?);
+        self.wal.write(Step::Linked { part, at, ino: (seen.dev, seen.ino) })?;
+        Ok(rustix::fs::linkat(dir, name, &*to.dir, &to.name, AtFlags::empty())?)
     }
 
     fn spot(&self, (at, name): &(Id, Vec<u8>)) -> io::Result<Spot> {
@@ -152,8 +198,7 @@ impl Putting<'_, '_> {
             let hold = self.spare();
             let mut away = || {
                 let from = self.spot(place)?;
-                rename(&from, &hold, RenameFlags::NOREPLACE)?;
-                self.steps.push(Step::Moved { from, to: hold.clone() });
+                self.shift(&from, &hold)?;
                 let found = look(hold.dir.as_fd(), &hold.name)?;
                 // What left a directory just now has moved its time.
                 let directory = seen.kind() == FileType::Directory;
@@ -175,9 +220,8 @@ impl Putting<'_, '_> {
                 && FileType::from_raw_mode(file.mode) == FileType::Directory
             {
                 let hold = self.spare();
-                let mut make = || {
+                let make = || {
                     rustix::fs::mkdirat(&*hold.dir, &hold.name, Mode::RWXU)?;
-                    self.steps.push(Step::Made { at: hold.clone(), directory: true });
                     let flags =
                         OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     let fd = rustix::fs::openat(&*hold.dir, &hold.name, flags, Mode::empty())?;
@@ -198,26 +242,22 @@ impl Putting<'_, '_> {
     fn attach(&mut self, place: &(Id, Vec<u8>), id: Id) -> io::Result<()> {
         let to = self.spot(place)?;
         if let Some(held) = self.held.get_mut(&id).and_then(Vec::pop) {
-            rename(&held, &to, RenameFlags::NOREPLACE)?;
-            self.steps.push(Step::Moved { from: held, to: to.clone() });
+            self.shift(&held, &to)?;
             self.placed.entry(id).or_insert(to);
             return Ok(());
         }
-        if let Some(first) = self.placed.get(&id) {
-            rustix::fs::linkat(&*first.dir, &first.name, &*to.dir, &to.name, AtFlags::empty())?;
-            self.steps.push(Step::Made { at: to, directory: false });
-            return Ok(());
+        if let Some(first) = self.placed.get(&id).cloned() {
+            return self.link(first.dir.as_fd(), &first.name, &to);
         }
         let same = self.work.history.same_place(id).and_then(|place| self.spot(&place).ok());
         if let Some(same) = same {
-            rustix::fs::linkat(&*same.dir, &same.name, &*to.dir, &to.name, AtFlags::empty())?;
+            self.link(same.dir.as_fd(), &same.name, &to)?;
         } else if let Some((dir, name)) = self.work.elsewhere.get(&id) {
-            rustix::fs::linkat(dir, name, &*to.dir, &to.name, AtFlags::empty())?;
+            self.link(dir.as_fd(), name, &to)?;
         } else if let Some(image) = self.work.history.images.get(&id) {
             let image_path = self.work.history.directory.join(image.number.to_string());
-            let linked = image.link
-                && rustix::fs::linkat(CWD, &image_path, &*to.dir, &to.name, AtFlags::empty())
-                    .is_ok();
+            let linked =
+                image.link && self.link(CWD, image_path.as_os_str().as_bytes(), &to).is_ok();
             if !linked {
                 let hold = self.copy_of(id)?;
                 return self.place(id, hold, to);
@@ -226,10 +266,8 @@ impl Putting<'_, '_> {
             let (_, file) = self.work.history.files.get(&id).ok_or(io::ErrorKind::NotFound)?;
             let hold = self.spare();
             make(file, &hold)?;
-            self.steps.push(Step::Made { at: hold.clone(), directory: false });
             return self.place(id, hold, to);
         }
-        self.steps.push(Step::Made { at: to.clone(), directory: false });
         self.placed.insert(id, to);
         Ok(())
     }
@@ -237,8 +275,7 @@ impl Putting<'_, '_> {
     /// Gives what was made in the directory of ours its name.
     fn place(&mut self, id: Id, hold: Spot, to: Spot) -> io::Result<()> {
         self.know(id, &hold)?;
-        rename(&hold, &to, RenameFlags::NOREPLACE)?;
-        self.steps.push(Step::Moved { from: hold, to: to.clone() });
+        self.shift(&hold, &to)?;
         self.placed.insert(id, to);
         Ok(())
     }
@@ -268,7 +305,6 @@ impl Putting<'_, '_> {
         let hold = self.spare();
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let to = rustix::fs::openat(&*hold.dir, &hold.name, flags, Mode::RUSR | Mode::WUSR)?;
-        self.steps.push(Step::Made { at: hold.clone(), directory: false });
         copy(from.as_fd(), to.as_fd())?;
         Ok(hold)
     }
@@ -281,9 +317,12 @@ impl Putting<'_, '_> {
                 let seen = look(spot.dir.as_fd(), &spot.name)?;
                 if seen.links == 1 {
                     self.know(*id, &copied)?;
-                    rename(&copied, &spot, RenameFlags::EXCHANGE)?;
-                    self.steps.push(Step::Swapped { one: copied, other: spot.clone() });
-                    return Ok(());
+                    self.note(&spot)?;
+                    let (one, other) = (self.at(&copied)?, self.at(&spot)?);
+                    let seen = look(copied.dir.as_fd(), &copied.name)?;
+                    let (part, ino) = (self.part, (seen.dev, seen.ino));
+                    self.wal.write(Step::Swapped { part, one, other, ino })?;
+                    return rename(&copied, &spot, RenameFlags::EXCHANGE);
                 }
                 // Its other names must go on leading to the same file.
                 let open = |spot: &Spot| {
@@ -300,9 +339,15 @@ impl Putting<'_, '_> {
                 let backup =
                     rustix::fs::openat(&*hold.dir, &hold.name, flags, Mode::RUSR | Mode::WUSR)?;
                 copy(file.as_fd(), backup.as_fd())?;
-                let mtime = look(file.as_fd(), b"")?.left.mtime;
-                let again = file.try_clone()?;
-                self.steps.push(Step::Written { file: again, backup, mtime });
+                rustix::fs::fsync(&backup)?;
+                let seen = look(file.as_fd(), b"")?;
+                self.wal.write(Step::Written {
+                    part: self.part,
+                    at: self.at(&spot)?,
+                    ino: (seen.dev, seen.ino),
+                    backup: self.at(&hold)?,
+                    mtime: seen.left.mtime,
+                })?;
                 write_over(from.as_fd(), file.as_fd())
             };
             rewrite().map_err(|error| (at, error))?;
@@ -345,7 +390,7 @@ impl Putting<'_, '_> {
         }
     }
 
-    fn attributes(&self) -> std::result::Result<(), Failed> {
+    fn attributes(&mut self) -> std::result::Result<(), Failed> {
         let files = &self.work.history.files;
         let mut ids: Vec<Id> = self.work.attributes.clone();
         ids.extend(
@@ -363,32 +408,42 @@ impl Putting<'_, '_> {
                 .get(id)
                 .is_some_and(|(_, file)| FileType::from_raw_mode(file.mode) == FileType::Directory)
         });
-        let mut first = Ok(());
         for id in ids {
             let Some((_, file)) = files.get(&id) else { continue };
-            let done = self
-                .pin(id)
-                .and_then(|(path, fd)| restore(fd.as_fd(), file).map_err(|error| (path, error)));
-            if let Err(error) = done
-                && first.is_ok()
-            {
-                first = Err(error);
-            }
+            let (path, fd) = self.pin(id)?;
+            self.give(fd.as_fd(), file).map_err(|error| (path, error))?;
         }
-        first
+        Ok(())
     }
 
-    fn times(&self) {
+    /// Gives a file its attributes.
+    fn give(&mut self, pin: BorrowedFd<'_>, file: &File) -> io::Result<()> {
+        let seen = look(pin, b"")?;
+        // A directory is found by itself, anything else by its name.
+        let path = below(self.work.tree.root.as_fd(), pin)?;
+        let at = if seen.kind() == FileType::Directory {
+            At { dir: path, name: Bytes::new(b"") }
+        } else {
+            let path = path.as_path();
+            let dir = path.parent().unwrap_or(Path::new(""));
+            let name = path.file_name().unwrap_or_default();
+            At { dir: Bytes::from(dir), name: Bytes::new(name.as_bytes()) }
+        };
+        let (part, before) = (self.part, attributes(pin)?);
+        self.wal.write(Step::Attributes { part, at, ino: (seen.dev, seen.ino), before })?;
+        restore(pin, file)
+    }
+
+    /// Returns the directories whose times are to be put back last.
+    fn times(&self) -> Vec<(OwnedFd, i64, i64)> {
         let again = self.work.attributes.iter().chain(self.work.times.iter());
-        for id in again {
-            let Some((_, file)) = self.work.history.files.get(id) else { continue };
-            if FileType::from_raw_mode(file.mode) == FileType::Directory
-                && let Ok((_, fd)) = self.pin(*id)
-                && let Err(error) = set_times(fd.as_fd(), Some(file.atime), file.mtime)
-            {
-                tracing::debug!(%error, "a directory's times stay");
-            }
-        }
+        let time = |id: &Id| {
+            let (_, file) = self.work.history.files.get(id)?;
+            let is_directory = FileType::from_raw_mode(file.mode) == FileType::Directory;
+            let (_, fd) = self.pin(*id).ok().filter(|_| is_directory)?;
+            Some((fd, file.atime, file.mtime))
+        };
+        again.filter_map(time).collect()
     }
 }
 
@@ -403,7 +458,7 @@ fn make(file: &File, to: &Spot) -> io::Result<()> {
 }
 
 /// Gives a file the attributes that it had.
-fn restore(pin: BorrowedFd<'_>, file: &File) -> io::Result<()> {
+pub(crate) fn restore(pin: BorrowedFd<'_>, file: &File) -> io::Result<()> {
     let now = attributes(pin)?;
     let link = magic(pin);
     if (now.uid, now.gid) != (file.uid, file.gid) {
@@ -425,7 +480,7 @@ fn restore(pin: BorrowedFd<'_>, file: &File) -> io::Result<()> {
     set_times(pin, Some(file.atime), file.mtime)
 }
 
-fn set_times(pin: BorrowedFd<'_>, atime: Option<i64>, mtime: i64) -> io::Result<()> {
+pub(crate) fn set_times(pin: BorrowedFd<'_>, atime: Option<i64>, mtime: i64) -> io::Result<()> {
     let spec = |nanos: i64| Timespec {
         tv_sec: nanos.div_euclid(1_000_000_000),
         tv_nsec: nanos.rem_euclid(1_000_000_000),
@@ -437,7 +492,7 @@ fn set_times(pin: BorrowedFd<'_>, atime: Option<i64>, mtime: i64) -> io::Result<
 }
 
 /// Removes what is in a directory of ours: files, and directories that are empty by now.
-fn empty(hold: &OwnedFd) {
+pub(crate) fn empty(hold: &OwnedFd) {
     let Ok(entries) = rustix::fs::Dir::read_from(hold) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

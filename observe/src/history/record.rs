@@ -69,6 +69,9 @@ pub struct Left {
     pub size: u64,
     /// Nanoseconds since the epoch.
     pub mtime: i64,
+    /// A digest of its extended attributes, where it's known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xattrs: Option<u64>,
 }
 
 /// One line.

@@ -1,13 +1,18 @@
 //! Putting a run back: everything or nothing.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::error::{Error, Result};
 use super::fold::History;
-use super::put::put;
+use super::put::{part, put};
 use super::show::{Change, changes};
 use super::verify::{Work, verify_all};
+use super::wal::{UNDONE, Wal};
+use stockade_policy::text::Bytes;
 
 /// A path that stands in the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +29,8 @@ pub struct Plan<'h> {
     run: PathBuf,
     works: Vec<Work<'h>>,
     changes: Vec<Change>,
+    /// Other changes of the run stay.
+    partly: bool,
 }
 
 /// What an undo has done.
@@ -38,13 +45,15 @@ impl<'h> Plan<'h> {
     ///
     /// # Errors
     /// Something isn't as the run left it, or can't be put back: all of it is named.
-    pub fn new(run: &Path, histories: &'h [History]) -> Result<Self> {
+    ///
+    /// `partly` says that the histories were cut down by [`History::select`].
+    pub fn new(run: &Path, histories: &'h [History], partly: bool) -> Result<Self> {
         if History::undone(run) {
             return Err(Error::Undone);
         }
         let works = verify_all(histories)?;
         let changes = histories.iter().flat_map(changes).collect();
-        Ok(Self { run: run.to_owned(), works, changes })
+        Ok(Self { run: run.to_owned(), works, changes, partly })
     }
 
     /// Returns the changes that it takes back.
@@ -58,11 +67,28 @@ impl<'h> Plan<'h> {
     /// # Errors
     /// The host refused something; what was done was taken back.
     pub fn carry_out(self) -> Result<Done> {
-        for work in &self.works {
-            put(work)?;
+        raise_descriptor_limit();
+        let parts = self.works.iter().map(part).collect::<Result<Vec<_>>>()?;
+        let histories = self.works.iter().map(|work| work.history);
+        let some =
+            histories.map(|history| (Bytes::from(history.directory.as_path()), history.selected()));
+        let some = self.partly.then(|| some.collect());
+        let mut wal = Wal::begin(&self.run, parts.clone(), some)?;
+        let mut tidying = Vec::new();
+        for (number, work) in self.works.iter().enumerate() {
+            match put(work, number, &parts[number], &mut wal) {
+                Ok(tidy) => tidying.push(tidy),
+                Err(error) => return Err(taken_back(wal, error)),
+            }
         }
-        let marker = self.run.join(UNDONE);
-        fs::write(&marker, "").map_err(Error::io("write", &marker))?;
+        let roots: Vec<_> = self.works.iter().map(|work| work.tree.root.as_fd()).collect();
+        if let Err(error) = wal.done(&roots) {
+            return Err(taken_back(wal, Error::io("write the journal in", &self.run)(error)));
+        }
+        for ((work, part), tidy) in self.works.iter().zip(&parts).zip(tidying) {
+            tidy.carry_out(work, part)?;
+        }
+        wal.end(&self.run).map_err(Error::io("end the journal in", &self.run))?;
         for work in &self.works {
             // They may be the very files that are in use again.
             for image in work.history.images.values() {
@@ -76,7 +102,22 @@ impl<'h> Plan<'h> {
     }
 }
 
-const UNDONE: &str = "undone";
+/// Takes back what was done, and says which error led to that.
+fn taken_back(wal: Wal, error: Error) -> Error {
+    match wal.take_back() {
+        Ok(()) => error,
+        Err(source) => Error::Half { error: Box::new(error), source },
+    }
+}
+
+/// A directory that is put back in is held open as long as the undo lasts.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of open descriptors stays");
+    }
+}
 
 impl History {
     /// Tells whether a run was undone; `run` is the directory of its histories.

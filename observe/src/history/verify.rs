@@ -10,7 +10,7 @@ use rustix::fs::{Dir, FileType, Mode, OFlags};
 
 use super::error::{Error, Result};
 use super::fold::{Entry, History, Place};
-use super::image::{Seen, look, reopen};
+use super::image::{Seen, digest, look, reopen};
 use super::place::Tree;
 use super::record::{Id, Left};
 use super::undo::Refusal;
@@ -89,7 +89,7 @@ impl Work<'_> {
             (Some(id), None) if self.history.born.contains(&id) && entry.before.is_none() => return,
             (Some(_), None) => return self.refuse(place, "it was removed since"),
             (Some(id), Some(seen)) if self.tree.is(&seen, id) => {
-                if let Some(why) = self.differs(id, &seen) {
+                if let Some(why) = self.differs(id, Some(place), &seen) {
                     return self.refuse(place, why);
                 }
                 self.detach.push((place.clone(), id, seen));
@@ -102,7 +102,7 @@ impl Work<'_> {
     }
 
     /// Tells whether a file isn't as the run left it.
-    fn differs(&self, id: Id, seen: &Seen) -> Option<String> {
+    fn differs(&self, id: Id, place: Option<&Place>, seen: &Seen) -> Option<String> {
         let left = match self.history.left.get(&id) {
             None => return None,
             Some(None) => {
@@ -121,9 +121,19 @@ impl Work<'_> {
             Some("its mode or owner has changed since".to_owned())
         } else if seen.kind() != FileType::Directory && content(left) != content(now) {
             Some("it has changed since".to_owned())
+        } else if left.xattrs.is_some() && left.xattrs != self.xattrs(place) {
+            Some("its extended attributes have changed since".to_owned())
         } else {
             None
         }
+    }
+
+    fn xattrs(&self, place: Option<&Place>) -> Option<u64> {
+        let Some(place) = place else { return digest(self.tree.root.as_fd()).ok() };
+        let dir = self.tree.directory(place.0).ok()?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let pin = rustix::fs::openat(&*dir, &place.1, flags, Mode::empty()).ok()?;
+        digest(pin.as_fd()).ok()
     }
 
     /// Files that were changed and are still there, under the same name or another.
@@ -150,7 +160,7 @@ impl Work<'_> {
             let marked = self.history.left.contains_key(&id);
             match (seen, place) {
                 (Ok(Some(seen)), place) if self.tree.is(&seen, id) => {
-                    if let Some(why) = self.differs(id, &seen) {
+                    if let Some(why) = self.differs(id, place.as_ref(), &seen) {
                         // What was moved is refused already.
                         let place = place.unwrap_or((id, Vec::new()));
                         if !self.history.entries.contains_key(&place) {

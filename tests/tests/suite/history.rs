@@ -11,19 +11,19 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stockade_tests::{Digest, Facets, Output, World, as_root_and_user};
 
-const KEEP: [&str; 2] = ["-q", "--keep-history"];
+pub const KEEP: [&str; 2] = ["-q", "--keep-history"];
 
 const RANDOM: &str = include_str!("history.py");
 
 /// Empties the workspace.
-fn empty(world: &World) {
+pub fn empty(world: &World) {
     fs::remove_dir_all(world.workspace()).unwrap();
     fs::create_dir(world.workspace()).unwrap();
     world.own(&world.workspace());
 }
 
 /// A tree with one of everything, all of it old.
-fn tree(world: &World) -> Digest {
+pub fn tree(world: &World) -> Digest {
     for name in
         ["edit", "rewrite", "delete", "mode", "move", "over", "cut", "store", "sed", "times"]
     {
@@ -66,11 +66,11 @@ fn age(directory: &Path, second: &mut u64) {
     }
 }
 
-fn run(world: &World, options: &[&str], script: &str) -> Output {
+pub fn run(world: &World, options: &[&str], script: &str) -> Output {
     world.run(options).args(["sh", "-c", &format!("set -e; {script}")]).run()
 }
 
-fn undo(world: &World, options: &[&str]) -> Output {
+pub fn undo(world: &World, options: &[&str]) -> Output {
     world.stockade().arg("undo").args(options).run()
 }
 
@@ -85,7 +85,7 @@ fn back(world: &World, before: &Digest, what: &str) {
     before.assert_same(&Digest::of(&world.workspace()), Facets::Modified, what);
 }
 
-const EVERYTHING: &str = "echo new > new; mkdir -p n/e/w; echo x > n/e/w/file; ln -s ../x n/link; mkfifo n/fifo; \
+pub const EVERYTHING: &str = "echo new > new; mkdir -p n/e/w; echo x > n/e/w/file; ln -s ../x n/link; mkfifo n/fifo; \
     echo four >> edit; echo rewritten > rewrite; rm delete; chmod 600 mode; mv move moved; \
     echo temporary > t; mv t over; truncate -s 3 cut; touch times; sed -i s/two/2/ sed; \
     rm -r a; rm linked; ln store d/in2; rm link; ln -s elsewhere link; mv d e; echo more > e/more; \

@@ -46,5 +46,6 @@ mod sources;
 mod terminal;
 mod top;
 mod tty;
+mod undo;
 mod why;
 mod workspace_write;

@@ -346,6 +346,7 @@ fn attempt(
         }
     };
     announce(&plan, call, args.quiet, args.verbose);
+    crate::cli::history::recover_undos(&state);
     if let Some((_, age)) = effective.history() {
         stockade_observe::history::prune(&state, age);
     }
