@@ -117,6 +117,17 @@ pub fn unshare_thread_fs() -> io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.map_err(io::Error::from)
 }
 
+/// Gives memory that was freed back to the system (`malloc_trim(3)`); the allocator keeps what lies between other pieces.
+/// Does nothing where the C library isn't the GNU one.
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call takes a plain number, keeps no pointer and locks the allocator's own arenas, so that other threads
+    // may allocate meanwhile.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Sets the ids that this thread creates files with (`setfsuid(2)`, `setfsgid(2)`; Linux keeps them per thread), and
 /// says whether both took.
 pub fn set_fs_ids(uid: u32, gid: u32) -> bool {

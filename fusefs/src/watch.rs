@@ -14,7 +14,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,11 @@ const GATHER: Duration = Duration::from_millis(5);
 /// A difference is told a second time after this: an answer that was under way may have carried the old state.
 const AGAIN: Duration = Duration::from_millis(40);
 
+/// So many forgotten nodes are worth the time that it takes to give their memory back.
+const MANY: usize = 16 * 1024;
+/// And the kernel is let go on forgetting for so long before.
+const REST: Duration = Duration::from_millis(500);
+
 /// The watched directories.
 #[derive(Debug)]
 pub struct Watches {
@@ -48,6 +53,8 @@ pub struct Watches {
     later: Mutex<Vec<(u64, OsString)>>,
     /// Nodes that stand for something else by our own doing, to be told.
     later_nodes: Mutex<Vec<u64>>,
+    /// Nodes that were forgotten since memory was last given back.
+    forgotten: AtomicUsize,
     /// Nodes whose staged content nobody may come to close, and when to publish it; see `ops/cut.rs`.
     cuts: Mutex<Vec<(Instant, Weak<Node>)>>,
 }
@@ -81,6 +88,7 @@ impl Watches {
             later: Mutex::default(),
             later_nodes: Mutex::default(),
             cuts: Mutex::default(),
+            forgotten: AtomicUsize::new(0),
         }
     }
 
@@ -133,6 +141,13 @@ impl Watches {
             && let Err(error) = inotify::remove_watch(inotify, watch)
         {
             tracing::debug!(%error, "a watch had ended by itself");
+        }
+    }
+
+    /// Counts a node that the kernel has forgotten: after many, memory is given back.
+    pub fn forgot(&self) {
+        if (self.forgotten.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(MANY) {
+            self.wake();
         }
     }
 
@@ -232,9 +247,10 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
     let watches = &fs.watches;
     let (Some(inotify), Some(wake)) = (&watches.inotify, &watches.wake) else { return };
     let mut again: Vec<(Instant, Place)> = Vec::new();
+    let mut rest: Option<Instant> = None;
     loop {
         let cut = watches.cuts.lock().first().map(|(at, _)| *at);
-        let next = again.first().map(|(at, _)| *at).into_iter().chain(cut).min();
+        let next = again.first().map(|(at, _)| *at).into_iter().chain(cut).chain(rest).min();
         let wait = next.map(|at| at.saturating_duration_since(Instant::now()));
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
         let mut fds = [PollFd::new(inotify, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
@@ -262,6 +278,15 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
             for id in nodes {
                 notifier.inode(id, true);
             }
+        }
+        if watches.forgotten.load(Ordering::Relaxed) >= MANY && rest.is_none() {
+            rest = Some(Instant::now() + REST);
+        }
+        if rest.is_some_and(|at| at <= Instant::now()) {
+            rest = None;
+            watches.forgotten.store(0, Ordering::Relaxed);
+            fs.table.shrink();
+            crate::sys::give_memory_back();
         }
         for node in watches.due() {
             fs.publish_cut(&node);

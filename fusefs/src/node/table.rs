@@ -98,6 +98,21 @@ impl Table {
         self.inner.lock().by_id.values().cloned().collect()
     }
 
+    /// Gives up room that is far more than is needed.
+    pub fn shrink(&self) {
+        let mut inner = self.inner.lock();
+        let Inner { by_id, by_inode, .. } = &mut *inner;
+        if by_id.capacity() / 4 > by_id.len() {
+            by_id.shrink_to(by_id.len() * 2);
+        }
+        if by_inode.capacity() / 4 > by_inode.len() {
+            by_inode.shrink_to(by_inode.len() * 2);
+        }
+        drop(inner);
+        self.pins.queue.lock().retain(|node| node.strong_count() > 0);
+        self.pins.queue.lock().shrink_to_fit();
+    }
+
     /// Returns how many nodes are known.
     pub fn len(&self) -> usize {
         self.inner.lock().by_id.len()

@@ -55,6 +55,7 @@ impl Fs {
         let Some(node) = self.table.forget(id, count) else { return };
         self.watches.forget(&node);
         self.moves.forget(&node);
+        self.watches.forgot();
         let flow = std::mem::take(&mut *node.flow.lock());
         self.give_back(flow.backing);
     }
