@@ -9,6 +9,7 @@ mod battery;
 mod below;
 mod coherence;
 mod compat;
+mod complete;
 mod config;
 mod crash;
 mod danger;
