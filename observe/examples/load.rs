@@ -152,28 +152,36 @@ fn page(store: &Store, filter: &Filter) -> usize {
     found
 }
 
+fn fill(dir: &Path, events: u64) {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let half = events / 2;
+    let mut took = record(dir, "r1", half, &mut random);
+    took += record(dir, "r2", half, &mut random);
+    println!(
+        "{events} events: {:.0} a second, peak memory {} MB",
+        events as f64 / took.as_secs_f64(),
+        peak()
+    );
+    let bytes: u64 = std::fs::read_dir(dir)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.metadata().unwrap().len())
+        .sum();
+    println!("{:.1} bytes an event, {:.0} MB", bytes as f64 / events as f64, bytes as f64 / 1e6);
+}
+
 fn main() {
     let mut words = std::env::args().skip(1);
     let events: u64 = words.next().map_or(1_000_000, |word| word.parse().unwrap());
     let scratch = tempfile::tempdir().unwrap();
     let dir =
         words.next().map_or_else(|| scratch.path().to_owned(), PathBuf::from).join("sessions/load");
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let half = events / 2;
-    let mut took = record(&dir, "r1", half, &mut random);
-    let middle = Time::now();
-    took += record(&dir, "r2", half, &mut random);
-    println!(
-        "{events} events: {:.0} a second, peak memory {} MB",
-        events as f64 / took.as_secs_f64(),
-        peak()
-    );
-    let bytes: u64 = std::fs::read_dir(&dir)
-        .unwrap()
-        .flatten()
-        .map(|entry| entry.metadata().unwrap().len())
-        .sum();
-    println!("{:.1} bytes an event, {:.0} MB", bytes as f64 / events as f64, bytes as f64 / 1e6);
+    // A log that is there is only asked.
+    if !dir.join("log.db").exists() {
+        fill(&dir, events);
+    }
+    let runs = Store::open_read_only(&dir).unwrap().runs().unwrap();
+    let middle = runs[1].info.started;
 
     let run = RunId("r2".into());
     let of = |filter: Filter| Filter { run: Some(run.clone()), ..filter };

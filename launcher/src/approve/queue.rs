@@ -182,6 +182,7 @@ pub fn waiting(state: &Path) -> io::Result<Vec<ApprovalRequest>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry?.path();
+        clear(&path);
         let name = path.file_stem().and_then(|name| name.to_str());
         let (Some(id), true) = (name, path.extension().is_some_and(|kind| kind == "request"))
         else {
@@ -201,6 +202,19 @@ pub fn waiting(state: &Path) -> io::Result<Vec<ApprovalRequest>> {
     // Ids sort by the time at which they were made.
     found.sort_by(|a, b| a.id.cmp(&b.id));
     Ok(found)
+}
+
+/// Removes what somebody who was killed while writing it left long ago.
+fn clear(path: &Path) {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let old = || {
+        let written = path.symlink_metadata().and_then(|metadata| metadata.modified());
+        written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > Duration::from_secs(3600)))
+    };
+    if (name.starts_with(".request-") || name.starts_with(".answer-")) && old() {
+        // Another may have been quicker.
+        drop(fs::remove_file(path));
+    }
 }
 
 /// Answers the request that the answer names.

@@ -77,6 +77,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let configured = settings.approval_policy.as_ref().map(|policy| policy.value);
     let asks = event.or(configured).unwrap_or_default() == ApprovalPolicy::Ask;
     let approver = settings.approver.is_some()
+        || settings.ask_elsewhere.as_ref().is_some_and(|set| set.value)
         || std::fs::File::options().read(true).write(true).open("/dev/tty").is_ok();
     let judge = Judge { rules: compile(&policy)?, policy, own, can_ask: asks && approver };
     if let (Some(path), Some(op)) = (&args.path, args.op) {

@@ -33,10 +33,7 @@ fn recovered(world: &World, before: &Digest, after: &Digest, what: &str) -> bool
 
 fn last_run(world: &World) -> String {
     let runs = world.stockade().args(["log", "--runs", "--json"]).run().stdout();
-    let run = runs
-        .lines()
-        .filter(|line| !line.contains("\"true\"") && !line.contains("undo"))
-        .next_back();
+    let run = runs.lines().rfind(|line| !line.contains("\"true\"") && !line.contains("undo"));
     let row: serde_json::Value = serde_json::from_str(run.unwrap()).unwrap();
     row["run"].as_str().unwrap_or_else(|| panic!("{row}")).to_owned()
 }

@@ -424,8 +424,9 @@ impl<'a> Learner<'a> {
             (None, None) => "ended".to_owned(),
         };
         let grants = needs.roots.len() + needs.lifts.len();
+        let plural = if grants == 1 { "" } else { "s" };
         complain(&format!(
-            "stockade: run {number} {ended}, {} refused; {grants} grants so far",
+            "stockade: run {number} {ended}, {} refused; {grants} grant{plural} so far",
             round.seen.denials
         ));
     }

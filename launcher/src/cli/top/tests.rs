@@ -103,6 +103,18 @@ fn what_matters_is_seen_at_every_size() {
 }
 
 #[test]
+fn a_runs_columns_are_whole_or_not_there() {
+    let mut model = model();
+    model.runs[0].row.info.id = RunId("1m8r2p3xqzhab".into());
+    for width in [80, 99, 100, 160] {
+        let seen = picture(&model, width, 24);
+        assert!(seen.contains("1m8r2p3xqzhab  live "), "{width}:\n{seen}");
+        assert!(seen.contains("REFUSED  COMMAND") && seen.contains("make all"), "{width}:\n{seen}");
+        assert_eq!(seen.contains("workspace-write"), width >= 100, "{width}:\n{seen}");
+    }
+}
+
+#[test]
 fn keys_choose_what_is_seen() {
     let mut model = model();
     key(&mut model, KeyCode::Char('d'));

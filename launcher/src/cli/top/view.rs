@@ -121,23 +121,31 @@ fn draw_runs(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
         frame.render_widget(Paragraph::new(text).style(theme.faint()), area);
         return;
     }
-    let header =
-        Row::new(["RUN", "STATE", "AGE", "MODE", "EVENTS", "CHANGED", "REFUSED", "COMMAND"]);
-    let rows = model.runs.iter().map(|line| run_row(line, theme));
-    let widths = [
-        Constraint::Length(14),
-        Constraint::Length(11),
-        Constraint::Length(9),
-        Constraint::Length(15),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Min(10),
-    ];
+    // Where there is little room, what is left is whole.
+    let wide = area.width >= WIDE;
+    let columns: Vec<(&str, u16)> = [
+        ("RUN", 14),
+        ("STATE", 11),
+        ("AGE", 9),
+        ("MODE", 18),
+        ("EVENTS", 8),
+        ("CHANGED", 8),
+        ("REFUSED", 8),
+    ]
+    .into_iter()
+    .filter(|(name, _)| wide || !NARROW_LACKS.contains(name))
+    .collect();
+    let header = Row::new(columns.iter().map(|(name, _)| *name).chain(["COMMAND"]));
+    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width));
+    let widths = widths.chain([Constraint::Min(10)]);
+    let rows = model.runs.iter().map(|line| run_row(line, wide, theme));
     frame.render_widget(Table::new(rows, widths).header(header.style(theme.faint())), area);
 }
 
-fn run_row(line: &RunLine, theme: Theme) -> Row<'_> {
+/// The columns of the runs that a narrow terminal has no room for.
+const NARROW_LACKS: [&str; 2] = ["MODE", "EVENTS"];
+
+fn run_row(line: &RunLine, wide: bool, theme: Theme) -> Row<'_> {
     let info = &line.row.info;
     let (state, style) = match &line.row.end {
         Some(end) => (end.outcome.ending.as_str(), theme.faint()),
@@ -146,16 +154,19 @@ fn run_row(line: &RunLine, theme: Theme) -> Row<'_> {
     };
     let from = stockade_observe::Time(0);
     let denied = if line.count.denied > 0 { theme.bad() } else { theme.faint() };
-    Row::new([
+    let mut cells = vec![
         Cell::from(info.id.to_string()),
         Cell::from(state).style(style),
         Cell::from(lasted(from, age(&line.row))),
-        Cell::from(info.mode.as_str()),
-        Cell::from(number(line.count.events)),
-        Cell::from(number(line.count.changes)),
-        Cell::from(number(line.count.denied)).style(denied),
-        Cell::from(command(&info.argv)),
-    ])
+    ];
+    if wide {
+        cells.push(Cell::from(info.mode.as_str()));
+        cells.push(Cell::from(number(line.count.events)));
+    }
+    cells.push(Cell::from(number(line.count.changes)));
+    cells.push(Cell::from(number(line.count.denied)).style(denied));
+    cells.push(Cell::from(command(&info.argv)));
+    Row::new(cells)
 }
 
 /// A number that stands to the right of its column.
