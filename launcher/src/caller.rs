@@ -57,11 +57,36 @@ pub fn limit_file_size(limit: Option<u64>) {
     let _infallible = setrlimit(Resource::Fsize, Rlimit { current: limit, maximum });
 }
 
-/// Checks that the caller's limits leave room for a run.
+/// How many more descriptors a run needs at least.
+const DESCRIPTORS: u64 = 128;
+
+/// Tells whether `/proc` is there and shows this process.
+#[must_use]
+pub fn has_proc() -> bool {
+    std::path::Path::new("/proc/self/fd").exists()
+}
+
+/// What to do where there is no `/proc`.
+pub const PROC_REMEDY: &str = "mount it, as root: `mount -t proc proc /proc` (a container gets it unless it is told otherwise)";
+
+/// Checks that the caller's limits and surroundings leave room for a run.
 ///
 /// # Errors
 /// They don't.
 pub fn check() -> Result<(), Failure> {
+    if !has_proc() {
+        return Err(
+            Failure::new(Code::SandboxUnavailable, "`/proc` isn't mounted here").help(PROC_REMEDY)
+        );
+    }
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
+    // The soft limit is raised when a run starts.
+    if getrlimit(Resource::Nofile).maximum.is_some_and(|limit| open + DESCRIPTORS > limit) {
+        let what =
+            format!("{open} descriptors are open, which leaves too few of the limit of open files");
+        return Err(Failure::new(Code::RunnerFailed, what)
+            .help("close some before the start, or raise the limit (`ulimit -H -n`)"));
+    }
     enough(Resource::As, MEMORY, "the limit of memory addresses", "ulimit -v")?;
     enough(Resource::Fsize, FILE, "the limit of the size of files", "ulimit -f")
 }

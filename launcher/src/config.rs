@@ -136,6 +136,23 @@ impl Effective {
         self.settings.mode.as_ref().map_or_else(Mode::default, |mode| mode.value)
     }
 
+    /// Returns the paths that the settings name, relative ones below `root`.
+    #[must_use]
+    pub fn paths(&self, root: &Path) -> Vec<PathBuf> {
+        let settings = &self.settings;
+        let lists = [
+            &settings.writable_roots,
+            &settings.observe_roots,
+            &settings.deny_read,
+            &settings.deny_write,
+            &settings.allow_write,
+            &settings.publish_direct,
+            &settings.sockets,
+        ];
+        let listed = lists.into_iter().flatten();
+        listed.map(|setting| crate::answer::of_pattern(&setting.value, root)).collect()
+    }
+
     /// Returns how much history a run keeps and for how long, if it keeps any.
     #[must_use]
     pub fn history(&self) -> Option<(Bounds, Duration)> {

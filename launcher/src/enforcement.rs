@@ -13,8 +13,8 @@ pub enum Enforcement {
     Full,
     /// All but these.
     Partial(Vec<Gap>),
-    /// Nothing is refused: the mode is `danger-full-access`.
-    None,
+    /// Nothing is refused: the mode is `danger-full-access`. What was asked for besides and doesn't hold.
+    None(Vec<Gap>),
 }
 
 /// Something that the policy asks for and that isn't enforced.
@@ -77,6 +77,12 @@ pub enum Gap {
     Descriptors,
     /// The command keeps capabilities that can undo mounts.
     Capabilities,
+    /// Memory isn't limited as asked.
+    MemoryLimit,
+    /// The number of processes isn't limited as asked.
+    PidsLimit,
+    /// Processor time isn't limited as asked.
+    CpuLimit,
 }
 
 impl Gap {
@@ -112,6 +118,9 @@ impl Gap {
             Self::Keyrings => "keyrings",
             Self::Descriptors => "inherited-descriptors",
             Self::Capabilities => "capabilities",
+            Self::MemoryLimit => "memory-limit",
+            Self::PidsLimit => "pids-limit",
+            Self::CpuLimit => "cpu-limit",
         }
     }
 }
@@ -127,7 +136,7 @@ impl Enforcement {
     /// keep abstract sockets inside, `guarded` whether the helper makes the command's connections.
     pub fn of(policy: &Policy, scoped: bool, guarded: bool) -> Self {
         if policy.mode == Mode::DangerFullAccess {
-            return Self::None;
+            return Self::None(Vec::new());
         }
         let mut gaps = Vec::new();
         // Sockets that exist are covered when the run starts; a read-only mount lets later ones be connected to.
@@ -154,7 +163,7 @@ impl Enforcement {
         match self {
             Self::Full => "full",
             Self::Partial(_) => "partial",
-            Self::None => "none",
+            Self::None(_) => "none",
         }
     }
 
@@ -162,8 +171,8 @@ impl Enforcement {
     #[must_use]
     pub fn gaps(&self) -> &[Gap] {
         match self {
-            Self::Partial(gaps) => gaps,
-            Self::Full | Self::None => &[],
+            Self::Partial(gaps) | Self::None(gaps) => gaps,
+            Self::Full => &[],
         }
     }
 }
@@ -184,6 +193,6 @@ mod tests {
         policy.hardlinks = Hardlinks::Follow;
         assert_eq!(gaps(&policy, true), [Gap::LateSockets, Gap::HardLinks]);
         policy.mode = Mode::DangerFullAccess;
-        assert_eq!(Enforcement::of(&policy, true, true), Enforcement::None);
+        assert_eq!(Enforcement::of(&policy, true, true), Enforcement::None(Vec::new()));
     }
 }

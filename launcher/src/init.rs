@@ -343,10 +343,14 @@ pub(crate) fn candidates(name: &CString, environment: &[CString]) -> Vec<CString
 /// kernel when this process ends.
 fn supervise(socket: BorrowedFd<'_>, command: Pid, signals: &SignalFd) -> ExitCode {
     let mut group = Group::default();
+    // What came by now may have come before the command was there to get it: the launcher's copy is the one that counts.
+    while signals.take().is_some() {}
+    // The word that the command has ended may have been among it.
+    let mut timeout = Some(rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 });
     loop {
         let mut fds =
             [PollFd::new(signals, PollFlags::IN), PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-        match rustix::event::poll(&mut fds, None) {
+        match rustix::event::poll(&mut fds, timeout.take().as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return ExitCode::from(125),
         }
@@ -503,11 +507,11 @@ mod tests {
     #[test]
     fn a_signal_to_the_group_is_passed_on_once() {
         let mut group = Group::default();
-        group.note(Arrived { signal: 2, code: 0 });
+        group.note(Arrived { signal: 2, code: 0, sender: 1 });
         assert!(group.had(2));
         assert!(!group.had(2));
         // From the terminal: the launcher doesn't pass that on, so it mustn't hide a later one.
-        group.note(Arrived { signal: 2, code: 128 });
+        group.note(Arrived { signal: 2, code: 128, sender: 0 });
         assert!(!group.had(2));
     }
 }

@@ -22,6 +22,7 @@ use stockade_observe::{
 };
 
 use crate::error::{Code, Failure};
+use crate::limits::{Groups, Used};
 use crate::namespace::{Confine, Namespace, NamespaceError, Program, Setup, Step};
 use crate::plan::{Kind, Plan};
 use crate::result::RunResult;
@@ -121,13 +122,14 @@ pub fn run(plan: &Plan, context: Context, watcher: &mut dyn Watcher) -> RunResul
         backend: Some(plan.backend()),
         enforcement: Some(plan.enforcement.clone()),
         withheld: context.withheld.clone(),
+        used: None,
         outcome: RunOutcome { ending: Ending::RunnerFailed, exit_code: None, signal: None },
         failure: None,
         summary: None,
         started,
         duration: Duration::ZERO,
     };
-    let ended = attempt(plan, context, started, watcher);
+    let ended = attempt(plan, context, started, watcher, &mut result.used);
     result.outcome = ended.outcome;
     result.failure = ended.failure;
     if let Some(recorder) = ended.recorder {
@@ -163,12 +165,18 @@ pub(crate) fn runner(what: &str) -> impl FnOnce(io::Error) -> Failure {
     move |error| Failure::new(Code::RunnerFailed, what).because(error)
 }
 
-fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watcher) -> Ended {
-    let prepared = match prepare(plan) {
+fn attempt(
+    plan: &Plan,
+    context: Context,
+    started: Time,
+    watcher: &mut dyn Watcher,
+    used: &mut Option<Used>,
+) -> Ended {
+    let prepared = match prepare(plan, &context.run) {
         Ok(prepared) => prepared,
         Err(failure) => return Ended::failed(failure, None),
     };
-    let Prepared { sources, namespace, control, errors } = prepared;
+    let Prepared { sources, groups, mut namespace, control, errors } = prepared;
     let info = RunInfo {
         id: RunId(context.run.as_str().into()),
         argv: plan.argv.clone(),
@@ -181,6 +189,10 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
         started,
     };
     let devices = namespace.devices().and_then(|devices| namespace.go().map(|()| devices));
+    let guardian = match namespace.guardian().map_err(runner("the guardian of the mounts ended")) {
+        Ok(guardian) => guardian,
+        Err(failure) => return Ended::failed(failure, None),
+    };
     // The sandbox is being set up from here on, while we get ready to serve it. Its helper runs nothing before it is told
     // what, and ends if it never is.
     let recorder = match Recorder::start(
@@ -219,6 +231,8 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
     let mut supervisor = Supervisor::new(child, control, signals, timeout, &recorder).on(terminal);
     let end = supervisor.supervise(&run, watcher);
     drop(supervisor);
+    *used = groups.as_ref().map(Groups::used);
+    drop((groups, guardian));
     let complete = wait_for_servers(servers);
     let (outcome, failure) = conclude(end, errors, plan);
     let failure = failure.or_else(|| {
@@ -233,11 +247,13 @@ fn attempt(plan: &Plan, context: Context, started: Time, watcher: &mut dyn Watch
 struct Prepared {
     sources: Vec<OwnedFd>,
     namespace: Namespace,
+    // Dropped after what is in it.
+    groups: Option<Groups>,
     control: OwnedFd,
     errors: io::PipeReader,
 }
 
-fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
+fn prepare(plan: &Plan, run: &str) -> Result<Prepared, Failure> {
     let (sources, regions) = open_regions(&plan.regions, plan.user_namespace)?;
     let (control, theirs) = spec::channel().map_err(runner("can't make a control channel"))?;
     let (errors, errors_writer) = io::pipe().map_err(runner("can't make a pipe"))?;
@@ -274,8 +290,11 @@ fn prepare(plan: &Plan) -> Result<Prepared, Failure> {
     };
     let mounts = plan.kind != Kind::Runner;
     let setup = Setup { user, mounts, regions, kept: Vec::new(), confine, program: Some(program) };
+    let groups = Groups::make(&plan.limits, run, plan.overhead(), &crate::state::directory()?)?;
     let namespace = Namespace::start(setup).map_err(runner("can't start a process"))?;
-    Ok(Prepared { sources, namespace, control, errors })
+    // It does nothing that counts before it is told to go.
+    groups.iter().try_for_each(|groups| groups.add(namespace.pid()))?;
+    Ok(Prepared { sources, namespace, groups, control, errors })
 }
 
 /// Returns the path of the program that the namespace child becomes; our own, where it is the runner or the helper.

@@ -2,6 +2,7 @@
 //!
 //! The library works without the command line; only [`cli`] parses arguments and prints.
 
+pub mod answer;
 pub mod approve;
 pub mod backend;
 pub mod caller;
@@ -14,9 +15,11 @@ pub mod errno;
 pub mod error;
 pub mod escape;
 pub mod filter;
+pub mod guardian;
 pub mod init;
 pub mod journal;
 pub mod launch;
+pub mod limits;
 pub mod mount;
 pub mod namespace;
 pub mod otlp;

@@ -28,6 +28,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 
+use crate::guardian::Guardian;
 use crate::sys::{self, CStringArray, Child, SignalSet};
 
 /// The device that FUSE mounts are made from.
@@ -272,6 +273,8 @@ pub struct Setup {
 #[derive(Debug)]
 pub struct Namespace {
     child: Child,
+    // Dropped before the child's namespaces end.
+    guardian: Option<Guardian>,
     socket: OwnedFd,
     regions: Vec<PathBuf>,
 }
@@ -307,8 +310,19 @@ impl Namespace {
                 }
             }
         })?;
+        let targets: Vec<CString> =
+            setup.regions.iter().map(|region| region.target.clone()).collect();
+        let guarded = setup.program.is_some() && !targets.is_empty();
+        let guardian =
+            guarded.then(|| Guardian::start(&child, setup.user.is_some(), &targets)).transpose()?;
         let regions = setup.regions.iter().map(|region| region.path.clone()).collect();
-        Ok(Self { child, socket, regions })
+        Ok(Self { child, guardian, socket, regions })
+    }
+
+    /// Returns the child's process id.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.child.pid()
     }
 
     /// Waits until everything is mounted and returns a device for each region, in order.
@@ -330,6 +344,16 @@ impl Namespace {
                 Err(error) => return Err(self.error(Step::Ready, usize::MAX, error)),
             }
         }
+    }
+
+    /// Sends the guardian of the mounts to its post; to be dropped before the servers are waited for.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn guardian(&mut self) -> io::Result<Option<Guardian>> {
+        let mut guardian = self.guardian.take();
+        guardian.as_mut().map(Guardian::enter).transpose()?;
+        Ok(guardian)
     }
 
     /// Lets the child become its program. What that does with the mounts waits until they are served.

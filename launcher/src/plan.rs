@@ -10,6 +10,7 @@ use stockade_policy::{Mode, Policy, Rules};
 use crate::backend::{bwrap, landlock};
 use crate::enforcement::{Enforcement, Gap};
 use crate::error::{Code, Failure};
+use crate::limits::{self, Limit, Limits};
 use crate::resolve::{self, regions};
 use crate::{probe, restrict};
 
@@ -32,6 +33,8 @@ pub enum Step {
     GuardConnections,
     /// No input can be pushed into the terminal.
     NoTerminalInjection,
+    /// Everything inside uses no more than this.
+    Limit(Limit),
     /// The command, in this directory.
     Run(PathBuf, Vec<OsString>),
 }
@@ -52,6 +55,7 @@ impl fmt::Display for Step {
             Self::Scope => f.write_str("keep signals and abstract sockets inside"),
             Self::GuardConnections => f.write_str("connect only to sockets of the run's own"),
             Self::NoTerminalInjection => f.write_str("refuse input pushed into the terminal"),
+            Self::Limit(limit) => write!(f, "limit everything inside to {limit}"),
             Self::Run(cwd, argv) => {
                 write!(f, "run in {}:", quoted(cwd))?;
                 argv.iter().try_for_each(|word| write!(f, " {}", quoted(word)))
@@ -129,6 +133,8 @@ pub struct Plan {
     pub hidden: Vec<PathBuf>,
     /// The caller's terminal.
     pub terminal: Option<PathBuf>,
+    /// What everything inside is limited to.
+    pub limits: Vec<Limit>,
     /// How much of the policy holds.
     pub enforcement: Enforcement,
     /// The command.
@@ -152,6 +158,8 @@ pub struct Facts {
     pub can_scope: bool,
     /// Whether connections can be made by the helper.
     pub can_guard: bool,
+    /// What the run may use at most.
+    pub limits: Limits,
 }
 
 impl Facts {
@@ -165,6 +173,7 @@ impl Facts {
             can_mount: probe::can_mount(),
             can_scope: restrict::can_scope(),
             can_guard: restrict::can_guard_connections(),
+            limits: Limits::default(),
         }
     }
 }
@@ -280,6 +289,8 @@ impl Plan {
         if chosen.kind != Kind::Runner && resolve::denies_what_may_come(&policy) {
             gaps.push(Gap::LateDeniedPaths);
         }
+        let (limits, unlimited) = limits::place(facts.limits);
+        gaps.extend(&unlimited);
         let enforcement = Enforcement::from_gaps(gaps);
         let root = || PathBuf::from("/.stockade-must-not-be-writable");
         Ok(Self {
@@ -298,7 +309,7 @@ impl Plan {
                 // The operator vouches for it.
                 Kind::Custom => None,
             },
-            enforcement: if confined { enforcement } else { Enforcement::None },
+            enforcement: if confined { enforcement } else { Enforcement::None(unlimited) },
             inside: match chosen.kind {
                 Kind::Bubblewrap => bwrap::inside(&regions, &facts.machine),
                 Kind::Namespaces | Kind::Custom => {
@@ -313,6 +324,7 @@ impl Plan {
             program: chosen.program,
             policy,
             regions,
+            limits,
             scoped,
             guarded,
             argv,
@@ -337,6 +349,7 @@ impl Plan {
             steps.push(Step::MountNamespace);
         }
         steps.extend(self.regions.iter().cloned().map(Step::Mount));
+        steps.extend(self.limits.iter().cloned().map(Step::Limit));
         steps.push(Step::Sandbox(self.program.clone(), self.options.clone()));
         steps.extend(self.check.clone().map(Step::ProveReadOnly));
         if self.confined() {
@@ -362,6 +375,19 @@ impl Plan {
         }
     }
 
+    /// Returns how many processes and threads are ours among those that a limit counts.
+    #[must_use]
+    pub(crate) fn overhead(&self) -> u64 {
+        let back_end = match self.kind {
+            // bubblewrap, or who waits for the namespace's first process, and the helper in it.
+            Kind::Bubblewrap | Kind::Namespaces => 2,
+            Kind::Runner => 1,
+            // What the operator's own program adds isn't known.
+            Kind::Custom => 3,
+        };
+        back_end + u64::from(self.guarded)
+    }
+
     /// Returns where programs of the run may write by name, for messages.
     #[must_use]
     pub fn workspace(&self) -> &Path {
@@ -382,6 +408,7 @@ mod tests {
             can_mount: false,
             can_scope: true,
             can_guard: true,
+            limits: Limits::default(),
         };
         let policy = Policy::new(Mode::ReadOnly, "/w".into());
         let Ok(plan) = Plan::new(policy, vec!["a b".into()], "/w".into(), &facts) else {

@@ -85,6 +85,7 @@ pub fn all() -> Vec<Check> {
     }
     vec![
         kernel(),
+        proc(),
         fuse_device(),
         namespaces(),
         bubblewrap,
@@ -102,6 +103,16 @@ fn kernel() -> Check {
         "kernel",
         format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()),
     )
+}
+
+fn proc() -> Check {
+    const ID: &str = "proc";
+    if crate::caller::has_proc() {
+        Check::ok(ID, "/proc is mounted")
+    } else {
+        let remedy = crate::caller::PROC_REMEDY;
+        Check::bad(ID, Status::Failed, "`/proc` isn't mounted here", remedy)
+    }
 }
 
 fn fuse_device() -> Check {
@@ -315,6 +326,16 @@ pub fn namespace_remedy(error: &NamespaceError) -> String {
         | Step::Send
         | Step::Ready
         | Step::Exec => {}
+    }
+    if !crate::caller::has_proc() {
+        return crate::caller::PROC_REMEDY.to_owned();
+    }
+    if error.step == Step::UserNamespace && error.source.raw_os_error() == Some(libc::ENOSPC) {
+        let most = number("/proc/sys/user/max_user_namespaces").unwrap_or_default();
+        return format!(
+            "no more user namespaces may be made here: whoever made this one set the limit (/proc/sys/user/max_user_namespaces is {most}); \
+             start stockade outside of that sandbox, or raise the limit there"
+        );
     }
     if number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0) {
         return "allow user namespaces, as root: `sysctl -w kernel.unprivileged_userns_clone=1`"

@@ -91,8 +91,33 @@ impl Places {
     /// Looks at the environment; `own` are Stockade's directories.
     #[must_use]
     pub fn of_this_machine(own: Vec<PathBuf>) -> Self {
-        Self { temporary: vec![PathBuf::from("/tmp"), std::env::temp_dir()], own }
+        let named = std::env::temp_dir();
+        let mut temporary = vec![PathBuf::from("/tmp")];
+        temporary.extend(Some(named).filter(|named| is_for_temporary_files(named)));
+        Self { temporary, own }
     }
+}
+
+/// Returns the platform's directory for temporary files where it is taken for none.
+#[must_use]
+pub fn other_temporary() -> Option<PathBuf> {
+    let named = std::env::temp_dir();
+    (named.is_dir() && !is_for_temporary_files(&named)).then_some(named)
+}
+
+/// Tells whether a directory can be one for temporary files: everybody's (with the sticky bit), or one of the caller's own, which
+/// for root is one that nobody else can look into. A variable doesn't make `/etc` writable, nor the home; `--writable` does.
+fn is_for_temporary_files(directory: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(directory) = fs::canonicalize(directory) else { return false };
+    let Ok(metadata) = fs::metadata(&directory) else { return false };
+    let user = rustix::process::geteuid();
+    let private = metadata.mode() & 0o077 == 0;
+    let home = std::env::var_os("HOME").and_then(|home| fs::canonicalize(home).ok());
+    let above_home = home.is_some_and(|home| home.starts_with(&directory));
+    let everybodys = metadata.mode() & 0o1002 == 0o1002;
+    let own = metadata.uid() == user.as_raw() && (private || !user.is_root()) && !above_home;
+    everybodys || own
 }
 
 /// Resolves a request: every path canonical, every root a directory that can be confined.

@@ -12,6 +12,7 @@ use stockade_policy::Policy;
 
 use crate::enforcement::Enforcement;
 use crate::error::Failure;
+use crate::limits::Used;
 
 /// What came of a run. The authority on it: the exit status only sums it up.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct RunResult {
     pub enforcement: Option<Enforcement>,
     /// The names of the caller's variables that it wasn't given.
     pub withheld: Vec<OsString>,
+    /// What the kernel says about the limits it had.
+    pub used: Option<Used>,
     /// How it ended.
     pub outcome: RunOutcome,
     /// Why it did not run, or why nothing can be said about it.
@@ -110,6 +113,9 @@ impl RunResult {
             map.insert("conflicts".to_owned(), json!(summary.conflicts));
             map.insert("changes".to_owned(), json!(summary.changes));
             map.insert("recording".to_owned(), json!(summary.recording));
+        }
+        if let (Some(used), Some(map)) = (&self.used, object.as_object_mut()) {
+            map.insert("limits".to_owned(), used.to_json());
         }
         if let (Some(failure), Some(map)) = (&self.failure, object.as_object_mut()) {
             map.insert(
@@ -239,6 +245,7 @@ mod tests {
             backend: Some("bwrap"),
             enforcement: Some(Enforcement::Full),
             withheld: Vec::new(),
+            used: None,
             outcome,
             failure: None,
             summary: None,

@@ -305,6 +305,8 @@ pub fn failure(error: Error) -> Failure {
         Some(busy)
     } else if matches!(error, Error::Busy { .. }) {
         Some("wait for the run to end, or end it")
+    } else if matches!(error, Error::Io { .. }) {
+        Some("set STOCKADE_STATE to an absolute path of a directory that you can write")
     } else if matches!(error, Error::SessionExists(_)) {
         Some("choose another name")
     } else {

@@ -373,6 +373,8 @@ pub struct Arrived {
     pub signal: c_int,
     /// Why it was sent (`si_code`): the kernel for the terminal, or another process.
     pub code: i32,
+    /// The process that sent it, or whose end the kernel tells of (`PR_SET_PDEATHSIG`).
+    pub sender: i32,
 }
 
 impl Arrived {
@@ -410,7 +412,7 @@ impl SignalFd {
         let word = |at: usize| {
             raw.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes)
         };
-        Some(Arrived { signal: word(0)?, code: word(8)? })
+        Some(Arrived { signal: word(0)?, code: word(8)?, sender: word(12)? })
     }
 }
 
@@ -445,6 +447,22 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     let result =
         unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes these the standard input and output, in this order, and closes everything else. For a child between fork and its end.
+///
+/// # Errors
+/// The kernel is older than 5.9, or a descriptor is invalid.
+pub fn keep_two(first: BorrowedFd<'_>, second: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    // Out of the way of each other.
+    let second = rustix::io::fcntl_dupfd_cloexec(second, 3)?;
+    rustix::stdio::dup2_stdin(first)?;
+    rustix::stdio::dup2_stdout(&second)?;
+    // SAFETY: close_range(2) reads no memory. In a child that goes on with nothing but these two, the owners of the other
+    // numbers aren't used or dropped any more: it leaves through _exit(2). `second` is among them, so it is forgotten.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, 2_u32, u32::MAX, 0_u32) };
+    std::mem::forget(second);
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Makes `fd` also the standard error of this process.

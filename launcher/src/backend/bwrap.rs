@@ -16,7 +16,7 @@ use crate::namespace::MACHINE_WIDE;
 use crate::probe;
 
 /// What a root user's command keeps (contract L12).
-const KEPT_CAPABILITIES: [&str; 9] = [
+pub(crate) const KEPT_CAPABILITIES: [&str; 9] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",

@@ -9,12 +9,14 @@ use std::process::ExitCode;
 
 use stockade_policy::{Mode, Network, Policy, Withholding};
 
+use crate::answer;
 use crate::cli::{complain, show};
 use crate::compat::args::{Arguments, Asked, help};
 use crate::compat::view::View;
 use crate::compat::{self, BACKEND, Call, Refusal};
 use crate::config::{Effective, Sources, own_directories, there};
 use crate::error::{Code, Failure};
+use crate::limits::{self, Limits};
 use crate::resolve::{self, Places};
 use crate::result::{self, RunResult};
 use crate::session::{self, OpenRun, Session, Wanted};
@@ -101,6 +103,12 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
     }
     let said = Said::look();
     let file = said.result.clone();
+    let named = said.result.iter().chain(&said.config).cloned();
+    let paths = answer::of_the_environment().into_iter().chain(named).chain(arguments.sources());
+    if let Err(failure) = answer::check(paths) {
+        fatal(&failure);
+        return ExitCode::from(FAILED);
+    }
     if let Some(Err(error)) = file.as_deref().map(result::check_writable) {
         return refuse(&format!("STOCKADE_RESULT can't be written: {error}"));
     }
@@ -157,6 +165,7 @@ fn unstarted(argv: Vec<OsString>, failure: Failure) -> RunResult {
         backend: Some(BACKEND),
         enforcement: None,
         withheld: Vec::new(),
+        used: None,
         outcome: failure.outcome(),
         failure: Some(failure),
         summary: None,
@@ -180,6 +189,7 @@ fn attempt(
     })?;
     let state = state::directory()?;
     state::create(&state)?;
+    limits::sweep(&state);
     let state = std::fs::canonicalize(&state).unwrap_or(state);
     // Inside a run, the variable is that run's.
     let nested = std::env::var_os("STOCKADE_RUN").is_some();
@@ -213,7 +223,10 @@ fn attempt(
     policy.mode = policy.mode.min(open.resolution().mode);
     policy.source = open.resolution().source;
     policy.session = Some(open.session().id().to_owned());
+    let (limits, unlimited) = limits::place(Limits::of(&effective.settings));
     let call = Call {
+        limits,
+        unlimited,
         policy,
         program,
         cwd,

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Failure;
-use crate::{caller, escape, init, runner};
+use crate::{answer, caller, escape, init, runner};
 
 /// Runs programs with their file access confined and recorded.
 #[derive(Debug, Parser)]
@@ -73,6 +73,9 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS };
         }
     };
+    if let Err(failure) = answer::check(answer::of_the_environment()) {
+        return report(&failure);
+    }
     let done = match cli.command {
         Command::Run(args) => caller::check().and_then(|()| run::run(*args)),
         Command::Shell(args) => caller::check().and_then(|()| run::shell(*args)),

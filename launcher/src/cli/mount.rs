@@ -17,12 +17,14 @@ use stockade_policy::{Mode, Policy, Rules};
 
 use crate::cli::policy_args::PolicyArgs;
 use crate::cli::{complain, report};
+use crate::config::own_directories;
 use crate::error::{Code, Failure};
+use crate::guardian::Guardian;
 use crate::launch::history_directory;
 use crate::resolve::{self, Places};
 use crate::session::{self, OpenRun, Session, Wanted};
 use crate::sys::{self, SignalFd, SignalSet};
-use crate::{mount, probe, state};
+use crate::{answer, mount, probe, state};
 
 /// Serve a directory at another place (or over itself), under a policy, until it is unmounted.
 #[derive(Debug, clap::Args)]
@@ -77,6 +79,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Err(Failure::new(Code::PolicyInvalid, what)
             .help("mount the other directory as well: `stockade mount DIR DIR`"));
     }
+    let own = [args.source.clone(), args.mountpoint.clone()];
+    answer::check(args.policy.paths().into_iter().chain(own))?;
     let old = sys::set_signal_mask(ending());
     sys::set_signal_mask(SignalSet(old.0 | ending().0));
     if !args.daemon {
@@ -144,7 +148,7 @@ fn serve(args: &Args, ready: impl FnOnce()) -> Result<ExitCode, Failure> {
         FileMode::empty(),
     )
     .map_err(|error| system(&format!("can't serve `{}`", source_path.display()))(error.into()))?;
-    let (run, policy, bounds) = begin(args, &mountpoint)?;
+    let (run, policy, bounds) = begin(args, &source_path, &mountpoint)?;
     let history = bounds.map(|bounds| HistoryConfig {
         directory: history_directory(run.session().directory(), run.id()).join("0"),
         source: source_path.clone(),
@@ -196,6 +200,7 @@ fn serve_run(
     if let Ok(stat) = rustix::fs::stat(mountpoint) {
         server.set_mount_device(stat.st_dev);
     }
+    let _guardian = Guardian::of_mount(mountpoint).map_err(system("can't start a process"))?;
     if !args.quiet {
         announce(&policy, source_path, mountpoint, run.session().id());
     }
@@ -209,7 +214,11 @@ fn serve_run(
 }
 
 /// Starts the mount as a run of its session, and resolves its policy.
-fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy, Option<Bounds>), Failure> {
+fn begin(
+    args: &Args,
+    source: &Path,
+    mountpoint: &Path,
+) -> Result<(OpenRun, Policy, Option<Bounds>), Failure> {
     if args.policy.workspace.is_some() {
         return Err(Failure::new(
             Code::PolicyInvalid,
@@ -226,6 +235,18 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy, Option<Boun
     let state = state::directory()?;
     state::create(&state)?;
     super::history::recover_undos(&state);
+    let own = own_directories(&std::fs::canonicalize(&state).unwrap_or_else(|_| state.clone()));
+    if let Some(own) = own.iter().find(|own| source.starts_with(own)) {
+        let what = format!(
+            "`{}` is or lies in a directory of Stockade's own, `{}`",
+            source.display(),
+            own.display()
+        );
+        return Err(Failure::new(Code::PolicyInvalid, what).help("serve another directory"));
+    }
+    // What lies in the source is seen below the mount point.
+    let shown = |path: &PathBuf| path.strip_prefix(source).ok().map(|below| mountpoint.join(below));
+    let own: Vec<PathBuf> = own.iter().filter_map(shown).collect();
     if let Some((_, age)) = history {
         stockade_observe::history::prune(&state, age);
     }
@@ -240,7 +261,10 @@ fn begin(args: &Args, mountpoint: &Path) -> Result<(OpenRun, Policy, Option<Boun
     let mut request = effective.request(mountpoint.to_owned());
     request.mode = (run.resolution().mode, run.resolution().source);
     request.session = Some(run.session().id().to_owned());
-    match resolve::resolve(&request, &Places { temporary: Vec::new(), own: Vec::new() }) {
+    let files: Vec<PathBuf> =
+        request.protected.iter().filter_map(|path| std::fs::canonicalize(path).ok()).collect();
+    request.protected.extend(files.iter().filter_map(shown));
+    match resolve::resolve(&request, &Places { temporary: Vec::new(), own }) {
         Ok(policy) => Ok((run, policy, history.map(|(bounds, _)| bounds))),
         Err(failure) => {
             run.finish(&failure.outcome())?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use stockade_policy::config::{Origin, Setting, Settings, parse_size};
 use stockade_policy::{Guard, Hardlinks, Mode, Network, ObserveLevel, Publish};
 
+use crate::answer;
 use crate::config::{Effective, Sources};
 use crate::error::{Code, Failure};
 use crate::session::Session;
@@ -119,6 +120,23 @@ enum ObserveArg {
 }
 
 impl PolicyArgs {
+    /// Returns the paths that are named.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let here = std::env::current_dir().unwrap_or_default();
+        let root = self.workspace.clone().unwrap_or(here);
+        let patterns = [&self.deny_read, &self.deny_write, &self.allow_write, &self.publish_direct];
+        let patterns = patterns.into_iter().flatten();
+        self.workspace
+            .iter()
+            .chain(&self.config)
+            .chain(&self.writable)
+            .chain(&self.observe_root)
+            .cloned()
+            .chain(patterns.map(|pattern| answer::of_pattern(pattern, &root)))
+            .collect()
+    }
+
     /// Checks that `--mode` doesn't say something else than the session, whose mode goes before it: nobody gets more
     /// than they asked for, or less, in silence.
     ///

@@ -13,6 +13,7 @@ use stockade_policy::{
     explain,
 };
 
+use crate::answer;
 use crate::cli::policy_args::PolicyArgs;
 use crate::cli::show;
 use crate::config::own_directories;
@@ -51,6 +52,7 @@ fn access(name: &str) -> Result<Access, String> {
 
 /// Prints the explanation.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    answer::check(args.policy.paths())?;
     let effective = args.policy.effective()?;
     let directory = state::directory()?;
     let session =

@@ -187,6 +187,19 @@ impl Arguments {
         Ok(arguments)
     }
 
+    /// Returns the word behind every option of this name.
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a OsString> {
+        let named = self.operations.iter().filter(move |operation| operation.name() == name);
+        named.filter_map(|operation| operation.words.get(1))
+    }
+
+    /// Returns what of the host is bound.
+    pub fn sources(&self) -> impl Iterator<Item = PathBuf> {
+        let binds =
+            self.operations.iter().filter(|operation| matches!(operation.kind, Kind::Bind { .. }));
+        binds.filter_map(|operation| operation.words.get(1).map(PathBuf::from))
+    }
+
     /// Reads options and returns what is behind them.
     fn read(
         &mut self,

@@ -27,9 +27,10 @@ use stockade_observe::{
 };
 use stockade_policy::{Policy, Rules};
 
-use crate::enforcement::Enforcement;
+use crate::enforcement::{Enforcement, Gap};
 use crate::error::{Code, Failure};
 use crate::launch::{namespace_failure, runner};
+use crate::limits::{Groups, Limit, Used};
 use crate::namespace::{Kept, Namespace, Program, Setup};
 use crate::result::RunResult;
 use crate::serve::{Served, open_regions};
@@ -71,6 +72,10 @@ pub struct Call {
     pub run: String,
     /// What to keep of what is changed, if anything.
     pub history: Option<Bounds>,
+    /// What everything inside is limited to.
+    pub limits: Vec<Limit>,
+    /// The limits that can't be kept.
+    pub unlimited: Vec<Gap>,
     /// How long it may take.
     pub timeout: Option<Duration>,
     /// Signals that the caller blocks.
@@ -84,7 +89,9 @@ pub struct Call {
 impl Call {
     /// Returns how much of the contract is enforced.
     pub fn enforcement(&self) -> Enforcement {
-        Enforcement::from_gaps(self.view.gaps(&self.arguments))
+        let mut gaps = self.view.gaps(&self.arguments);
+        gaps.extend(&self.unlimited);
+        Enforcement::from_gaps(gaps)
     }
 }
 
@@ -100,6 +107,7 @@ pub fn run(call: Call) -> (RunResult, Option<u8>) {
         backend: Some(BACKEND),
         enforcement: Some(call.enforcement()),
         withheld: Vec::new(),
+        used: None,
         outcome: RunOutcome { ending: Ending::RunnerFailed, exit_code: None, signal: None },
         failure: None,
         summary: None,
@@ -107,7 +115,7 @@ pub fn run(call: Call) -> (RunResult, Option<u8>) {
         duration: Duration::ZERO,
     };
     let mut recorder = None;
-    let ended = attempt(call, result.started, &mut recorder);
+    let ended = attempt(call, result.started, &mut recorder, &mut result.used);
     let status = match ended {
         Ok(end) => {
             result.outcome = end.outcome;
@@ -134,7 +142,12 @@ pub fn run(call: Call) -> (RunResult, Option<u8>) {
     (result, status)
 }
 
-fn attempt(call: Call, started: Time, recorded: &mut Option<Recorder>) -> Result<End, Failure> {
+fn attempt(
+    call: Call,
+    started: Time,
+    recorded: &mut Option<Recorder>,
+    used: &mut Option<Used>,
+) -> Result<End, Failure> {
     let rules = Arc::new(Rules::compile(&call.policy).map_err(|error| {
         Failure::new(Code::PolicyInvalid, "the policy can't be carried out").because(error)
     })?);
@@ -181,9 +194,13 @@ fn attempt(call: Call, started: Time, recorded: &mut Option<Recorder>) -> Result
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(std::io::Error::from)
         .map_err(runner("can't prepare the run"))?;
-    let namespace = Namespace::start(setup).map_err(runner("can't start a process"))?;
+    // bubblewrap, and its first process in a namespace of processes.
+    let groups = Groups::make(&call.limits, &call.run, 2, &crate::state::directory()?)?;
+    let mut namespace = Namespace::start(setup).map_err(runner("can't start a process"))?;
+    groups.iter().try_for_each(|groups| groups.add(namespace.pid()))?;
     forget(&call.inherited, status.as_ref()).map_err(runner("can't prepare the run"))?;
     let devices = namespace.devices().and_then(|devices| namespace.go().map(|()| devices));
+    let guardian = namespace.guardian().map_err(runner("the guardian of the mounts ended"))?;
     let info = RunInfo {
         id: RunId(call.run.as_str().into()),
         argv: call.arguments.command.clone(),
@@ -217,6 +234,8 @@ fn attempt(call: Call, started: Time, recorded: &mut Option<Recorder>) -> Result
     let child = namespace.gone().map_err(namespace_failure)?;
     let supervisor = Supervisor::new(child, said, status, call.signals, call.timeout, recorder);
     let mut end = supervisor.supervise();
+    *used = groups.as_ref().map(Groups::used);
+    drop((groups, guardian));
     if !wait_for_servers(servers) {
         end.failure.get_or_insert_with(|| {
             Failure::new(Code::RunnerFailed, "a mount did not end: the record may be incomplete")

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_policy::{Mode, fold_roots};
 
 use super::args::{Arguments, Kind, Operation};
+use crate::backend::bwrap::KEPT_CAPABILITIES;
 use crate::enforcement::Gap;
 use crate::resolve::servable;
 
@@ -87,7 +88,9 @@ impl View {
         let root = rustix::process::geteuid().is_root();
         let all = |name| arguments.has(&["--unshare-all", name]);
         let network = all("--unshare-net") && !arguments.has(&["--share-net"]);
-        let dropped = arguments.last("--cap-drop").is_some_and(|word| word == "ALL");
+        let added = arguments
+            .all("--cap-add")
+            .any(|name| !KEPT_CAPABILITIES.iter().any(|kept| name.eq_ignore_ascii_case(kept)));
         let rows = [
             (Gap::UnservedBinds, self.unserved),
             (Gap::Unobserved, self.regions.is_empty()),
@@ -103,7 +106,7 @@ impl View {
             (Gap::Descriptors, true),
             (Gap::OtherTerminals, self.devices),
             (Gap::RawDevices, self.devices && root),
-            (Gap::Capabilities, root && !dropped && !arguments.has(&["--unshare-user"])),
+            (Gap::Capabilities, root && added && !arguments.has(&["--unshare-user"])),
         ];
         rows.into_iter().filter_map(|(gap, there)| there.then_some(gap)).collect()
     }
@@ -169,6 +172,13 @@ fn region(source: &Path) -> Place {
 /// Returns bubblewrap's options: the caller's, with canonical sources for what is served, and with what we add.
 fn words(arguments: &Arguments, hidden: &[&PathBuf]) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["--die-with-parent".into()];
+    if rustix::process::geteuid().is_root() {
+        // bubblewrap takes them in this order, so what the caller adds or drops comes on top (contract L12).
+        words.extend(["--cap-drop", "ALL"].map(OsString::from));
+        for name in KEPT_CAPABILITIES {
+            words.extend(["--cap-add", name].map(OsString::from));
+        }
+    }
     for operation in &arguments.operations {
         if operation.name() == "--json-status-fd" {
             continue;

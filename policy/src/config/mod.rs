@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ApprovalPolicy, Guard, Hardlinks, Mode, Network, ObserveLevel, Policy, Publish};
 
 pub use expand::{Unset, expand, unexpanded};
-pub use read::{parse_duration, parse_size, show_duration};
+pub use read::{parse_duration, parse_size, parse_thousandths, show_duration, show_thousandths};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +106,9 @@ pub struct Settings {
     pub log_size: Option<Setting<u64>>,
     pub require_full: Option<Setting<bool>>,
     pub timeout: Option<Setting<Duration>>,
+    pub memory: Option<Setting<u64>>,
+    pub pids: Option<Setting<u64>>,
+    pub cpus: Option<Setting<u64>>,
     pub approver: Option<Setting<Vec<String>>>,
     pub approver_timeout: Option<Setting<Duration>>,
     pub ask_elsewhere: Option<Setting<bool>>,
@@ -123,7 +126,7 @@ pub struct Settings {
 
 impl Settings {
     /// Every key of a configuration and of a profile, as it is written.
-    pub const KEYS: [&'static str; 29] = [
+    pub const KEYS: [&'static str; 32] = [
         "mode",
         "approval_policy",
         "guard",
@@ -140,6 +143,9 @@ impl Settings {
         "log_size",
         "require_full",
         "timeout",
+        "memory",
+        "pids",
+        "cpus",
         "approver",
         "approver_timeout",
         "ask_elsewhere",
@@ -175,6 +181,9 @@ impl Settings {
             log_size: self.log_size.or(weaker.log_size),
             require_full: self.require_full.or(weaker.require_full),
             timeout: self.timeout.or(weaker.timeout),
+            memory: self.memory.or(weaker.memory),
+            pids: self.pids.or(weaker.pids),
+            cpus: self.cpus.or(weaker.cpus),
             approver: self.approver.or(weaker.approver),
             approver_timeout: self.approver_timeout.or(weaker.approver_timeout),
             ask_elsewhere: self.ask_elsewhere.or(weaker.ask_elsewhere),
@@ -212,6 +221,13 @@ impl Settings {
             if let Some(Setting { value, origin }) = setting {
                 rows.push((key, format!("\"{value} B\""), origin));
             }
+        }
+        if let Some(Setting { value, origin }) = &self.memory {
+            rows.push(("memory", format!("\"{value} B\""), origin));
+        }
+        named("pids", self.pids.as_ref(), &mut rows);
+        if let Some(Setting { value, origin }) = &self.cpus {
+            rows.push(("cpus", show_thousandths(*value), origin));
         }
         let durations = [
             ("history_age", &self.history_age),

@@ -137,6 +137,9 @@ impl Reader<'_> {
                 "log_size" => settings.log_size = self.size(key, value)?,
                 "require_full" => settings.require_full = self.flag(key, value)?,
                 "timeout" => settings.timeout = self.duration(key, value)?,
+                "memory" => settings.memory = self.size(key, value)?,
+                "pids" => settings.pids = self.number(key, value)?,
+                "cpus" => settings.cpus = self.thousandths(key, value)?,
                 "approver" => settings.approver = self.command(key, value)?,
                 "approver_timeout" => settings.approver_timeout = self.duration(key, value)?,
                 "ask_elsewhere" => settings.ask_elsewhere = self.flag(key, value)?,
@@ -210,6 +213,34 @@ impl Reader<'_> {
             None => {
                 Err(self.wrong(value, format!("`{key}` takes a size such as `500 MB` or `2 GiB`")))
             }
+        }
+    }
+
+    fn number(
+        &self,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<Option<Setting<u64>>, ConfigError> {
+        let integer = value.get_ref().as_integer();
+        match integer.and_then(|number| number.as_str().parse().ok()).filter(|&number| number > 0) {
+            Some(number) => Ok(self.set(number, value)),
+            None => Err(self.wrong(value, format!("`{key}` takes a whole number above 0"))),
+        }
+    }
+
+    fn thousandths(
+        &self,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<Option<Setting<u64>>, ConfigError> {
+        let value_ref = value.get_ref();
+        let text = value_ref
+            .as_integer()
+            .map(|number| number.as_str())
+            .or_else(|| value_ref.as_float().map(|number| number.as_str()));
+        match text.and_then(parse_thousandths) {
+            Some(number) => Ok(self.set(number, value)),
+            None => Err(self.wrong(value, format!("`{key}` takes a number such as `2` or `0.5`"))),
         }
     }
 
@@ -308,6 +339,27 @@ pub fn parse_size(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.checked_mul(base.checked_pow(power)?)
+}
+
+/// Reads a number such as `2` or `0.5`, above 0, in thousandths.
+#[must_use]
+pub fn parse_thousandths(text: &str) -> Option<u64> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || part.len() > 3 {
+        return None;
+    }
+    let part: u64 = format!("{part:0<3}").parse().ok()?;
+    let all = whole.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(part)?;
+    // More processors than any machine has is a slip.
+    (1..=10_000_000).contains(&all).then_some(all)
+}
+
+/// Writes thousandths as [`parse_thousandths`] reads them.
+#[must_use]
+pub fn show_thousandths(thousandths: u64) -> String {
+    let text = format!("{}.{:03}", thousandths / 1000, thousandths % 1000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Writes a duration as [`parse_duration`] reads it.

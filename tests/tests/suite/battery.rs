@@ -104,4 +104,37 @@ as_root_and_user! {
         assert_eq!(names("shown"), names("gaps"), "{table:#}");
         output.assert_success();
     }
+
+    /// L1: what no attempt goes through is real, too, where Landlock is alone: files aren't written whole, nothing is recorded, and a
+    /// process outlives a launcher that is killed.
+    fn gaps_without_an_attempt_are_real(world) {
+        if world.identity().is_root() || !world.has("bwrap") {
+            return;
+        }
+        let file = world.write("file", "old\n");
+        let stray = world.workspace().join("stray");
+        let script = "exec 3> file; echo part >&3; setsid sh -c 'echo $$ > stray; exec sleep 60' > /dev/null 2>&1 < /dev/null & sleep 60";
+        let mut running = world
+            .native("bwrap")
+            .args(["--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--"])
+            .arg(world.binary())
+            .args(["run", "--backend", "landlock", "--", "sh", "-c", script])
+            .spawn();
+        running.wait_until("the stray is there", || fs::read_to_string(&stray).is_ok_and(|text| text.ends_with('\n')));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "part\n");
+        let outer = running.pid().as_raw_nonzero();
+        let launcher = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap();
+        let pid = |text: &str| rustix::process::Pid::from_raw(text.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid(&launcher), rustix::process::Signal::KILL).unwrap();
+        let output = running.wait();
+        for gap in ["unobserved", "whole-files", "stray-processes"] {
+            assert!(output.stderr().contains(gap), "{}", output.stderr());
+        }
+        let stray = pid(&fs::read_to_string(&stray).unwrap());
+        let command = fs::read(format!("/proc/{}/cmdline", stray.as_raw_nonzero())).unwrap_or_default();
+        assert!(command.starts_with(b"sleep"), "{command:?}");
+        rustix::process::kill_process(stray, rustix::process::Signal::KILL).unwrap();
+        let log = world.stockade().args(["log", "--json"]).run().stdout();
+        assert!(!log.contains(file.to_str().unwrap()), "{log}");
+    }
 }

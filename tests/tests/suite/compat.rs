@@ -262,4 +262,68 @@ as_root_and_user! {
         // The world's own check for what is left sees it otherwise.
         compat(world).args(&list).args(["sh", "-c", "setsid sleep 1000 < /dev/null > /dev/null 2>&1 & exit 0"]).run().assert_success();
     }
+
+    /// L12: root's command keeps what it keeps in a run, unless the caller adds to it; then that is a gap.
+    fn root_keeps_few_capabilities(world) {
+        if !world.identity().is_root() || !world.has("bwrap") {
+            return;
+        }
+        let effective = |options: &[&str]| {
+            let result = world.result_file();
+            let base = ["--ro-bind", "/", "/", "--unshare-pid", "--proc", "/proc"];
+            let output = compat(world).args(base).args(options).args(["--", "grep", "CapEff", "/proc/self/status"]).env("STOCKADE_RESULT", &result).run();
+            let said = output.assert_success().stdout();
+            let mask = u64::from_str_radix(said.split_whitespace().last().unwrap(), 16).unwrap();
+            let gaps = World::read_result(&result, &output)["enforcement"]["gaps"].clone();
+            (mask, gaps.as_array().unwrap().iter().any(|gap| gap == "capabilities"))
+        };
+        assert_eq!(effective(&[]), (0x8000_04fb, false));
+        assert_eq!(effective(&["--cap-drop", "CAP_CHOWN"]), (0x8000_04fa, false));
+        assert_eq!(effective(&["--cap-drop", "ALL"]), (0, false));
+        assert_eq!(effective(&["--cap-add", "cap_kill"]), (0x8000_04fb, false));
+        assert_eq!(effective(&["--cap-add", "CAP_SYS_ADMIN"]), (0x8020_04fb, true));
+    }
+
+    /// What is rarer: names, process 1, descriptors for a filter and for synchronisation do what bubblewrap does with them.
+    fn rarer_options_do_what_they_do_with_bubblewrap(world) {
+        if !world.has("bwrap") {
+            return;
+        }
+        // Refuses mkdir and mkdirat with EPERM, on x86-64.
+        let filter: Vec<u8> = [
+            (0x20_u16, 0_u8, 0_u8, 0_u32),
+            (0x15, 1, 0, 83),
+            (0x15, 0, 1, 258),
+            (0x06, 0, 0, 0x0005_0001),
+            (0x06, 0, 0, 0x7fff_0000),
+        ]
+        .into_iter()
+        .flat_map(|(code, yes, no, value)| [&code.to_ne_bytes()[..], &[yes, no], &value.to_ne_bytes()].concat())
+        .collect();
+        let filter = world.write("../out/filter", filter);
+        let filter = filter.to_str().unwrap();
+        let base = "--ro-bind / / --dev /dev --bind . . --unshare-pid --proc /proc";
+        let rows = [
+            format!("{base} --as-pid-1 -- sh -c 'echo $$'"),
+            format!("{base} -- sh -c 'test $$ != 1 && echo other'"),
+            format!("{base} --argv0 called -- sh -c 'echo $0; tr \"\\000\" \" \" < /proc/$$/cmdline | cut -d\" \" -f1'"),
+            format!("{base} --seccomp 10 -- sh -c 'mkdir made; echo $?; echo x > made-file; cat made-file' 10< {filter}"),
+            // It goes on when something can be read there.
+            format!("{base} --block-fd 11 -- sh -c 'cat told' 11< <(sleep 0.3; echo yes > told; echo)"),
+            // It is held open until all is over.
+            format!("{base} --sync-fd 12 -- sh -c 'sleep 0.3; echo inside' 12> >(cat; echo closed)"),
+        ];
+        for row in rows {
+            let run = |sandbox: &str| {
+                prepare(world);
+                let script = format!("{sandbox} {row} 2>&1; sleep 0.2");
+                let output = world.native("bash").args(["-c", &script]).run();
+                (output.stdout(), output.stderr())
+            };
+            let binary = world.binary();
+            let native = run("bwrap");
+            assert_eq!(run(&format!("{} bwrap-compat", binary.display())), native, "{row}");
+            assert!(!native.0.is_empty(), "{row}: {}", native.1);
+        }
+    }
 }

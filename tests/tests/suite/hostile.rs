@@ -135,4 +135,148 @@ as_root_and_user! {
             assert!(output.stderr().contains("error[POLICY_INVALID]"), "{}", output.stderr());
         }
     }
+
+    /// L10: without `/proc` nothing runs, and the help is about `/proc`.
+    fn a_missing_proc_is_named(world) {
+        if !rustix::process::geteuid().is_root() {
+            stockade_tests::skip(world.name(), "only root can take /proc away");
+            return;
+        }
+        let (uid, gid) = world.ids();
+        let hide = format!("umount -l /proc && exec setpriv --reuid {uid} --regid {gid} --clear-groups -- \"$@\"");
+        for words in [&["run", "--", "touch", "ran"][..], &["run", "--backend", "landlock", "--", "touch", "ran"], &["doctor"]] {
+            let output = std::process::Command::new("unshare")
+                .args(["--mount", "sh", "-c", &hide, "sh"])
+                .arg(world.binary())
+                .args(words)
+                .current_dir(world.workspace())
+                .env("STOCKADE_STATE", world.state())
+                .output()
+                .unwrap();
+            let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert_ne!(output.status.code(), Some(0), "{said}");
+            assert!(said.contains("mount -t proc proc /proc") && !said.contains("boot a kernel") && !said.contains("container forbids"), "{said}");
+        }
+        assert!(!world.workspace().join("ran").exists());
+    }
+
+    /// L10: where whoever made this user namespace forbids further ones, that is what the help says.
+    fn forbidden_namespaces_are_named(world) {
+        if world.identity().is_root() || !world.has("bwrap") {
+            return;
+        }
+        let output = world
+            .native("bwrap")
+            .args(["--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--"])
+            .arg(world.binary())
+            .args(["run", "--backend", "bwrap", "--", "touch", "ran"])
+            .run();
+        output.assert_code(125);
+        let said = output.stderr();
+        assert!(said.contains("error[SANDBOX_UNAVAILABLE]") && said.contains("max_user_namespaces is") && !said.contains("this container"), "{said}");
+        assert!(!world.workspace().join("ran").exists());
+    }
+
+    /// P6: a variable doesn't make a directory writable that isn't one for temporary files, `--writable` does.
+    fn a_temporary_directory_is_one_for_temporary_files(world) {
+        let home = world.home();
+        let write = |place: &std::path::Path| format!("echo x > '{}/written'", place.display());
+        for options in [&[][..], &["--mode", "read-only"]] {
+            let output = world.run(options).args(["sh", "-c", &write(&home)]).env("TMPDIR", &home).run();
+            assert_ne!(output.code, 0, "{}", output.stderr());
+            assert!(output.stderr().contains("TMPDIR"), "{}", output.stderr());
+        }
+        if world.identity().is_root() {
+            // Root could write in these, and they are root's own.
+            for place in [world.outside(), "/etc".into()] {
+                let output = world.run(&[]).args(["sh", "-c", &write(&place)]).env("TMPDIR", &place).run();
+                assert_ne!(output.code, 0, "{}", output.stderr());
+                assert!(!place.join("written").exists());
+            }
+        }
+        assert!(!home.join("written").exists());
+        let named = home.to_str().unwrap();
+        world.run(&["--writable", named]).args(["sh", "-c", &write(&home)]).env("TMPDIR", &home).run().assert_success();
+        assert!(home.join("written").exists());
+        let private = home.join("private");
+        fs::create_dir(&private).unwrap();
+        fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        world.own(&private);
+        for place in [world.tmp(), private] {
+            let output = world.run(&[]).args(["sh", "-c", &write(&place)]).env("TMPDIR", &place).run();
+            assert_eq!(output.assert_success().stderr(), "");
+            assert!(place.join("written").exists());
+        }
+    }
+
+    /// L10: a state directory that can't be written, or that nobody names, is an error with a remedy.
+    fn a_home_that_cannot_be_written_is_said(world) {
+        let rows: [(&str, &str); 2] = [("HOME", "/nonexistent/home"), ("XDG_STATE_HOME", "/proc/nowhere")];
+        for (name, place) in rows {
+            let output = world.run(&[]).args(["touch", "ran"]).env("XDG_STATE_HOME", "").env(name, place).run();
+            // Root could make the first.
+            if !(world.identity().is_root() && name == "HOME") {
+                output.assert_code(125);
+                assert!(output.stderr().contains("help: set STOCKADE_STATE"), "{}", output.stderr());
+            }
+        }
+        let output = world.run(&[]).args(["touch", "ran"]).env("XDG_STATE_HOME", "").env("HOME", "").run();
+        output.assert_code(125);
+        assert!(output.stderr().contains("error[CONFIG_INVALID]") && output.stderr().contains("help: set STOCKADE_STATE"), "{}", output.stderr());
+        drop(fs::remove_dir_all("/nonexistent/home"));
+    }
+
+    /// L6: a long command line and a large environment reach the command whole.
+    fn long_arguments_arrive(world) {
+        let word = "y".repeat(100_000);
+        let output = world
+            .run(&[])
+            .args(["sh", "-c", "echo $# ${#9} ${#LARGE1} ${#LARGE5}", "sh"])
+            .args(vec![&word; 10])
+            .envs(&[("LARGE1", &word), ("LARGE2", &word), ("LARGE3", &word), ("LARGE4", &word), ("LARGE5", &word)])
+            .run();
+        assert_eq!(output.assert_success().stdout(), "10 100000 100000 100000\n");
+    }
+
+    /// L6: descriptors that the caller left open don't reach the command; where they leave no room, that is said.
+    fn open_descriptors_stay_outside(world) {
+        let open = "import os, resource, sys\n\
+             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
+             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n\
+             left = int(sys.argv[1])\n\
+             for n in range(min(100000, hard - left)): os.set_inheritable(os.open('/dev/null', 0), True)\n\
+             os.execv(sys.argv[2], sys.argv[2:])";
+        let run = |left: &str| {
+            world.native("python3").args(["-c", open, left]).arg(world.binary()).args(["run", "--", "sh", "-c", "ls /proc/self/fd | wc -l"]).run()
+        };
+        assert_eq!(run("300").assert_success().stdout(), "4\n");
+        // With a higher limit than the hundred thousand there is room.
+        if rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.is_some_and(|most| most < 100_000) {
+            let output = run("30");
+            output.assert_code(125);
+            assert!(output.stderr().contains("error[RUNNER_FAILED]") && output.stderr().contains("ulimit -H -n"), "{}", output.stderr());
+        }
+    }
+
+    /// L10: the state in a mount's source can't be read or changed through the mount, and is no source itself.
+    fn a_mount_keeps_the_state_out(world) {
+        let state = world.workspace().join("state");
+        let at = world.directory().join("at");
+        fs::create_dir(&at).unwrap();
+        world.own(&at);
+        world.stockade().args(["session", "new", "--name", "s"]).env("STOCKADE_STATE", &state).run().assert_success();
+        let (source, target) = (world.workspace(), at.to_str().unwrap().to_owned());
+        if !world.identity().is_root() && !world.has("fusermount3") {
+            return;
+        }
+        world.stockade().args(["mount", "--daemon", "-q", source.to_str().unwrap(), &target]).env("STOCKADE_STATE", &state).run().assert_success();
+        let script = format!("cd '{target}'; echo x > plain; ls state; cat state/sessions/*/log.db; mv state other; rm -r state; echo x > state/x");
+        let output = world.native("sh").args(["-c", &script]).run();
+        world.stockade().args(["umount", &target]).env("STOCKADE_STATE", &state).run().assert_success();
+        assert_eq!(output.stdout(), "", "{}", output.stderr());
+        assert!(source.join("plain").exists() && state.join("sessions").is_dir() && !state.join("x").exists());
+        let output = world.stockade().args(["mount", state.to_str().unwrap(), &target]).env("STOCKADE_STATE", &state).run();
+        output.assert_code(125);
+        assert!(output.stderr().contains("error[POLICY_INVALID]"), "{}", output.stderr());
+    }
 }

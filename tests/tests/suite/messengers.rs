@@ -157,6 +157,46 @@ as_root_and_user! {
         tmux(&["kill-server"]).assert_success();
     }
 
+    /// L11: the control socket of a connection that somebody has open, by which commands run on the other side without a key.
+    fn a_control_master_runs_nothing(world) {
+        if !["ssh", "sshd", "ssh-keygen", "bwrap"].iter().all(|program| world.has(program)) {
+            return;
+        }
+        if world.identity().is_root() {
+            // Where the service never ran.
+            fs::create_dir_all("/run/sshd").unwrap();
+        }
+        let base = world.outside();
+        world.own_tree(&base);
+        let file = |name: &str| base.join(name).to_str().unwrap().to_owned();
+        for name in ["host", "key"] {
+            world.native("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &file(name)]).run().assert_success();
+        }
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let options = [
+            format!("HostKey={}", file("host")),
+            format!("AuthorizedKeysFile={}", file("key.pub")),
+            format!("Port={port}"),
+            format!("PidFile={}", file("pid")),
+        ];
+        let more = ["ListenAddress=127.0.0.1", "StrictModes=no", "UsePAM=no", "PermitRootLogin=yes", "PasswordAuthentication=no"];
+        let options = options.iter().map(String::as_str).chain(more).flat_map(|option| ["-o", option]);
+        let mut daemon = world.native("/usr/sbin/sshd").args(["-D", "-f", "/dev/null"]).args(options).spawn();
+        daemon.wait_until("the daemon listens", || std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_ok());
+        let user = world.native("id").arg("-un").run().stdout();
+        let user = format!("{}@127.0.0.1", user.trim());
+        let socket = file("master");
+        let plain = ["-F", "/dev/null", "-o", "UserKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"];
+        let mut master = world.native("ssh").args(plain).args(["-M", "-N", "-S", &socket, "-i", &file("key"), "-p", &port, &user]).spawn();
+        master.wait_until("the connection is there", || Path::new(&socket).exists());
+        let through = format!("ssh {} -S {socket} -o ControlMaster=no -o ProxyCommand=false -p {port} {user}", plain.join(" "));
+        try_clients(world, &[("control-run", format!("{through} touch $1; test -e $1"))]);
+        master.signal(Signal::TERM);
+        drop(master.wait());
+        daemon.signal(Signal::TERM);
+        drop(daemon.wait());
+    }
+
     /// L11: what is pushed into the terminal that the launcher shares with a shell isn't read by that shell.
     fn nothing_is_typed_for_the_caller(world) {
         let push = world.write("push.py", "import fcntl, sys, termios\ntry:\n    for byte in ('touch ' + sys.argv[1] + '\\n').encode():\n        fcntl.ioctl(0, termios.TIOCSTI, bytes([byte]))\n    print('pushed' + ' it')\nexcept OSError:\n    print('refused' + ' it')\n");

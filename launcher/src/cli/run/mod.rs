@@ -12,15 +12,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use stockade_observe::{RunOutcome, Time};
-use stockade_policy::config::{Backend, Setting, Settings};
+use stockade_policy::config::{Backend, Setting, Settings, parse_thousandths};
 use stockade_policy::text::sanitise;
 use stockade_policy::{ApprovalPolicy, Mode, ModeSource, Policy, Resolution, Withholding};
 
-use crate::cli::policy_args::{PolicyArgs, duration};
+use crate::answer;
+use crate::cli::policy_args::{PolicyArgs, duration, size};
 use crate::cli::{complain, show};
 use crate::config::{Effective, own_directories};
 use crate::error::{Code, Failure};
 use crate::launch::{self, Context};
+use crate::limits::{self, Limits};
 use crate::plan::{self, Facts, Kind, Plan};
 use crate::resolve;
 use crate::result::{self, RunResult};
@@ -89,6 +91,15 @@ struct Options {
     /// End the command after this time (such as 90s, 5m, 1.5h).
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
+    /// The most memory and swap that the command and all it starts may use together (such as 512MiB, 2GB).
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// The most processes and threads that they may be.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pids: Option<u64>,
+    /// The most processors that they may use (such as 2 or 0.5).
+    #[arg(long, value_name = "N", value_parser = processors)]
+    cpus: Option<u64>,
     /// Keep an open file descriptor for the command (0, 1 and 2 are always kept).
     #[arg(long, value_name = "N")]
     keep_fd: Vec<i32>,
@@ -136,6 +147,18 @@ impl BackendArg {
 }
 
 impl Options {
+    /// Returns the paths that the start depends on, as far as they are known before the configuration is read.
+    fn paths(&self, command: &[OsString]) -> Vec<PathBuf> {
+        let named = self.policy.paths().into_iter().chain(self.socket.iter().cloned());
+        let files = self.result.iter().chain(&self.runner_program()).cloned().collect::<Vec<_>>();
+        let program = command.first().and_then(|name| answer::of_program(name));
+        named.chain(files).chain(program).collect()
+    }
+
+    fn runner_program(&self) -> Option<PathBuf> {
+        self.runner.first().and_then(|name| answer::of_program(name))
+    }
+
     fn wanted(&self, settings: &Settings) -> plan::Wanted {
         let configured = settings.backend.as_ref().map_or(Backend::Auto, |set| set.value);
         match self.backend.map_or(configured, BackendArg::backend) {
@@ -153,6 +176,10 @@ impl Options {
             }
         }
     }
+}
+
+fn processors(text: &str) -> Result<u64, String> {
+    parse_thousandths(text).ok_or_else(|| format!("`{text}` is no number such as 2 or 0.5"))
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {
@@ -189,6 +216,8 @@ fn start(
     command: Vec<OsString>,
     terminal: Option<Terminal>,
 ) -> Result<ExitCode, Failure> {
+    // Before signals are held back: until here they end us.
+    answer::check(args.paths(&command))?;
     if let Some(file) = &args.result {
         result::check_writable(file).map_err(|error| {
             let what = format!("can't write the result to `{}`", file.display());
@@ -251,6 +280,7 @@ impl Call {
             backend: None,
             enforcement: None,
             withheld: Vec::new(),
+            used: None,
             outcome: failure.outcome(),
             failure: Some(failure),
             summary: None,
@@ -281,6 +311,7 @@ fn attempt(
     }
     let state = state::directory()?;
     state::create(&state)?;
+    limits::sweep(&state);
     // Compared with canonical paths below, so it must be one.
     let state = std::fs::canonicalize(&state).unwrap_or(state);
     let session =
@@ -289,6 +320,7 @@ fn attempt(
         session.id().clone_into(&mut call.session);
     }
     let effective = args.policy.effective()?;
+    answer::check(effective.paths(&call.cwd))?;
     let default = effective.mode();
     let workspace = workspace(&args, session.as_ref(), &call.cwd)?;
     let in_force = match &session {
@@ -368,6 +400,8 @@ fn attempt(
         note::history(&launch::history_directory(directory, run.id()), args.quiet);
     }
     finish(run, &result.outcome);
+    // What was still dying when this run began.
+    limits::sweep(&state);
     Ok(Some(result))
 }
 
@@ -417,6 +451,11 @@ fn plan(
     call.policy = Some(policy.clone());
     let mut facts = Facts::look(own);
     facts.wanted = args.wanted(&effective.settings);
+    facts.limits = Limits {
+        memory: args.memory.or(Limits::of(&effective.settings).memory),
+        pids: args.pids.or(Limits::of(&effective.settings).pids),
+        millicpus: args.cpus.or(Limits::of(&effective.settings).millicpus),
+    };
     let listed = effective.settings.sockets.iter().map(|socket| PathBuf::from(&socket.value));
     let listed = listed.filter(|socket| socket.exists());
     let wanted: Vec<_> = args.socket.iter().cloned().chain(listed).collect();
@@ -500,9 +539,20 @@ fn announce(plan: &Plan, call: &Call, quiet: bool, verbose: bool) {
     if plan.policy.mode == Mode::DangerFullAccess {
         complain("stockade: unprotected: nothing is refused in mode danger-full-access");
     }
-    if let Enforcement::Partial(gaps) = &plan.enforcement {
+    if let Enforcement::Partial(gaps) | Enforcement::None(gaps) = &plan.enforcement
+        && !gaps.is_empty()
+    {
         let gaps: Vec<_> = gaps.iter().map(|gap| gap.as_str()).collect();
         complain(&format!("stockade: not enforced: {}", gaps.join(", ")));
+    }
+    if let Some(directory) = resolve::other_temporary()
+        && plan.confined()
+        && !plan.policy.writable_roots().iter().any(|root| directory.starts_with(root))
+    {
+        complain(&format!(
+            "stockade: TMPDIR (`{}`) can't be written: it doesn't look like a directory for temporary files (--writable names it all the same)",
+            sanitise(&directory.to_string_lossy())
+        ));
     }
     if verbose {
         complain(&format!("stockade: session {} run {}", call.session, call.run));

@@ -12,6 +12,7 @@ use stockade_policy::{Access, Denial, Mode, Policy, Rule, Rules, help_for};
 
 use crate::cli::{complain, report};
 use crate::error::{Code, Failure};
+use crate::limits::Used;
 use crate::result::RunResult;
 use crate::sys;
 
@@ -73,6 +74,11 @@ fn note(result: &RunResult, asks: bool) {
     if result.outcome.ending == Ending::TimedOut {
         complain("stockade: the command ran out of time and was ended");
     }
+    result
+        .used
+        .iter()
+        .flat_map(Used::lines)
+        .for_each(|line| complain(&format!("stockade: {line}")));
     let Some(summary) = &result.summary else { return };
     if summary.recording.lost > 0 {
         complain(&format!("stockade: {} events are missing in the log", summary.recording.lost));

@@ -10,6 +10,7 @@ use serde_json::json;
 use stockade_observe::{find_session, remove_session};
 use stockade_policy::{ApprovalPolicy, Deployment, Mode, Preset, PresetError, SessionEvent};
 
+use crate::answer;
 use crate::cli::show as print;
 use crate::config::Sources;
 use crate::error::{Code, Failure};
@@ -150,6 +151,7 @@ fn new(directory: &Path, args: &New) -> Result<(), Failure> {
             Failure::new(Code::PolicyInvalid, "can't tell the current directory").because(error)
         })?,
     };
+    answer::check([workspace.clone()])?;
     let root = resolve::workspace(&workspace)?;
     state::create(directory)?;
     let id = state::new_id()

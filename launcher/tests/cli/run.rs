@@ -1,15 +1,11 @@
 //! `stockade run`, as a person and as a harness see it (contract L5, L6, L11, section 5).
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{callers, eventually, finish, is_running, text};
+use crate::common::{callers, eventually, finish, is_running, text};
 use rustix::process::{Pid, Signal};
 
 fn pid_of(child: &Child) -> Pid {
