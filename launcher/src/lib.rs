@@ -9,6 +9,7 @@ pub mod caller;
 pub mod cli;
 pub mod compat;
 pub mod config;
+pub mod confine;
 pub mod connect;
 pub mod enforcement;
 pub mod errno;
