@@ -34,7 +34,7 @@ impl Caller {
         let base = tempfile::Builder::new().prefix("stk").tempdir_in(place).unwrap();
         let binary = base.path().join("stockade");
         // A hard link or symlink would keep the permissions of the build directory's parents in play.
-        std::fs::copy(env!("CARGO_BIN_EXE_stockade"), &binary).unwrap();
+        copy_program(Path::new(env!("CARGO_BIN_EXE_stockade")), &binary);
         for directory in ["", "w", "state", "home"] {
             let path = base.path().join(directory);
             std::fs::create_dir_all(&path).unwrap();
@@ -90,6 +90,12 @@ impl Caller {
             .unwrap_or_else(|error| panic!("{}: no result: {error}: {output:?}", self.name));
         (output, serde_json::from_slice(&text).unwrap())
     }
+}
+
+/// Copies a program, in another process: what a test beside this starts meanwhile would hold a file of ours open for
+/// writing, and then it can't be run.
+pub fn copy_program(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
 }
 
 /// Runs a command to its end, and kills it when that takes too long.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use crate::common::{callers, finish, text};
+use crate::common::{callers, copy_program, finish, text};
 
 /// Cargo builds examples for the tests of their package.
 fn example() -> PathBuf {
@@ -40,7 +40,7 @@ fn a_harness_spawns_what_it_is_given_and_knows_what_came_of_it() {
     ];
     for caller in callers() {
         let program = caller.path("harness");
-        std::fs::copy(example(), &program).unwrap();
+        copy_program(&example(), &program);
         let stockade = caller.stockade([""; 0]).get_program().to_owned();
         for (mode, command, said) in rows {
             let result = caller.path("state/result.json");
