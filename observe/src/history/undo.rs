@@ -1,6 +1,5 @@
 //! Putting a run back: everything or nothing.
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -73,7 +72,12 @@ impl<'h> Plan<'h> {
         let some =
             histories.map(|history| (Bytes::from(history.directory.as_path()), history.selected()));
         let some = self.partly.then(|| some.collect());
-        let mut wal = Wal::begin(&self.run, parts.clone(), some)?;
+        let images = self.works.iter().flat_map(|work| {
+            let directory = &work.history.directory;
+            let images = work.history.images.values();
+            images.map(move |image| Bytes::from(directory.join(image.number.to_string()).as_path()))
+        });
+        let mut wal = Wal::begin(&self.run, parts.clone(), some, images.collect())?;
         let mut tidying = Vec::new();
         for (number, work) in self.works.iter().enumerate() {
             match put(work, number, &parts[number], &mut wal) {
@@ -89,15 +93,6 @@ impl<'h> Plan<'h> {
             tidy.carry_out(work, part)?;
         }
         wal.end(&self.run).map_err(Error::io("end the journal in", &self.run))?;
-        for work in &self.works {
-            // They may be the very files that are in use again.
-            for image in work.history.images.values() {
-                let path = work.history.directory.join(image.number.to_string());
-                if let Err(error) = fs::remove_file(&path) {
-                    tracing::debug!(%error, "an image stays");
-                }
-            }
-        }
         Ok(Done { changes: self.changes })
     }
 }

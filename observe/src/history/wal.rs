@@ -56,7 +56,7 @@ pub(crate) struct At {
 #[serde(tag = "s", rename_all = "kebab-case")]
 pub(crate) enum Step {
     /// The first line.
-    Begin { parts: Vec<Part>, some: Option<Vec<(Bytes, Selected)>> },
+    Begin { parts: Vec<Part>, some: Option<Vec<(Bytes, Selected)>>, images: Vec<Bytes> },
     /// A directory in which something is about to change.
     Directory { part: usize, at: At, ino: Inode, mtime: i64 },
     /// A name moves.
@@ -71,6 +71,8 @@ pub(crate) enum Step {
     Attributes { part: usize, at: At, ino: Inode, before: Attributes },
     /// Everything is put back; what is left to do is tidying up.
     Done,
+    /// A step, by its number among the lines, was taken back, and all those after it: their paths lead nowhere any more.
+    Back { step: usize },
 }
 
 /// The journal of an undo that goes on.
@@ -96,11 +98,13 @@ pub enum Recovered {
 impl Wal {
     /// Begins one.
     ///
-    /// `some` says what is put back, by history, where that isn't all of it.
+    /// `some` says what is put back, by history, where that isn't all of it; `images` are the files of the history that
+    /// nobody needs then.
     pub fn begin(
         run: &Path,
         parts: Vec<Part>,
         some: Option<Vec<(Bytes, Selected)>>,
+        images: Vec<Bytes>,
     ) -> Result<Self> {
         let path = run.join(UNDOING);
         let mut options = OpenOptions::new();
@@ -115,7 +119,7 @@ impl Wal {
         let mut wal = Self { path, file, steps: Vec::new() };
         let begun = (|| {
             rustix::fs::flock(&wal.file, FlockOperation::NonBlockingLockExclusive)?;
-            wal.write(Step::Begin { parts, some })?;
+            wal.write(Step::Begin { parts, some, images })?;
             File::open(run)?.sync_all()
         })();
         if let Err(error) = begun {
@@ -150,13 +154,15 @@ impl Wal {
 
     /// Takes everything back.
     pub fn take_back(self) -> std::result::Result<(), io::Error> {
-        take_back(&self.steps)?;
+        take_back(&self.steps, self.file)?;
         fs::remove_file(&self.path)
     }
 
     /// Ends it, when everything is put back.
     pub fn end(self, run: &Path) -> io::Result<()> {
         mark(run, &self.steps)?;
+        reached();
+        discard(&self.steps);
         reached();
         fs::remove_file(&self.path)
     }
@@ -168,7 +174,7 @@ impl Wal {
 /// One goes on just now, or something stands in the way.
 pub fn recover(run: &Path) -> Result<Recovered> {
     let path = run.join(UNDOING);
-    let file = match OpenOptions::new().read(true).write(true).open(&path) {
+    let file = match OpenOptions::new().read(true).append(true).open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Recovered::Nothing),
         Err(error) => return Err(Error::io("read", &path)(error)),
@@ -177,11 +183,15 @@ pub fn recover(run: &Path) -> Result<Recovered> {
         return Err(Error::Busy);
     }
     let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
-    let mut steps = Vec::new();
+    let (mut steps, mut whole) = (Vec::new(), 0);
     let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').enumerate().peekable();
     while let Some((number, line)) = lines.next() {
         match serde_json::from_slice(line) {
-            Ok(step) => steps.push(step),
+            Ok(step) if line.ends_with(b"\n") => {
+                steps.push(step);
+                whole += line.len() as u64;
+            }
+            Ok(_) => {}
             // Half a line: nothing came of it.
             Err(_) if lines.peek().is_none() => {}
             Err(_) => return Err(Error::Damaged(number + 1)),
@@ -191,9 +201,11 @@ pub fn recover(run: &Path) -> Result<Recovered> {
     let recovered = if matches!(steps.last(), Some(Step::Done)) {
         tidy(&steps).map_err(failed)?;
         mark(run, &steps).map_err(Error::io("write", run))?;
+        discard(&steps);
         Recovered::Finished
     } else {
-        take_back(&steps).map_err(failed)?;
+        file.set_len(whole).map_err(Error::io("write", &path))?;
+        take_back(&steps, file).map_err(failed)?;
         Recovered::TakenBack
     };
     fs::remove_file(&path).map_err(Error::io("remove", &path))?;
@@ -218,6 +230,18 @@ fn mark(run: &Path, steps: &[Step]) -> io::Result<()> {
             some.iter().try_for_each(|(history, selected)| selected.note(history.as_path()))
         }
         _ => fs::write(run.join(UNDONE), ""),
+    }
+}
+
+/// Removes the images: they may be the very files that are in use again.
+fn discard(steps: &[Step]) {
+    let Some(Step::Begin { images, .. }) = steps.first() else { return };
+    for image in images {
+        if let Err(error) = fs::remove_file(image.as_path())
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::debug!(%error, "an image stays");
+        }
     }
 }
 
@@ -273,29 +297,29 @@ impl Place {
     }
 }
 
-fn take_back(steps: &[Step]) -> io::Result<()> {
-    let parts = parts(steps);
-    let roots = parts.iter().map(open_part).collect::<io::Result<Vec<_>>>()?;
-    let mut directories = Vec::new();
-    for step in steps.iter().rev() {
-        if let Step::Directory { part, at, ino, mtime } = step
-            && let Some(root) = roots.get(*part)
-            && let Ok(place) = Place::open(root, at)
-            && let Ok(seen) = look(place.dir.as_fd(), b"")
-            && (seen.dev, seen.ino) == *ino
-        {
-            directories.push((place.dir, *mtime));
-        }
+/// Takes the steps back, from the last one on, and notes each in the journal: it may be killed, too, and goes on from there.
+fn take_back(steps: &[Step], journal: File) -> io::Result<()> {
+    let roots = parts(steps).iter().map(open_part).collect::<io::Result<Vec<_>>>()?;
+    let mut journal = Some(journal);
+    let number = |step: &Step| if let Step::Back { step } = step { Some(*step) } else { None };
+    let left = steps.iter().rev().find_map(number);
+    for (number, step) in steps.iter().enumerate().take(left.unwrap_or(steps.len())).rev() {
         undo_step(step, &roots)?;
         reached();
-    }
-    tidy(steps)?;
-    for (directory, mtime) in directories {
-        if let Err(error) = set_times(directory.as_fd(), None, mtime) {
-            tracing::debug!(%error, "a directory's times stay");
+        // Without room for it, what is left is to go on.
+        let noted = journal.as_mut().map(|journal| {
+            let mut line = serde_json::to_vec(&Step::Back { step: number })?;
+            line.push(b'\n');
+            journal.write_all(&line)?;
+            journal.sync_data()
+        });
+        if let Some(Err(error)) = noted {
+            tracing::debug!(%error, "what is taken back isn't noted");
+            journal = None;
         }
+        reached();
     }
-    Ok(())
+    tidy(steps)
 }
 
 fn undo_step(step: &Step, roots: &[OwnedFd]) -> io::Result<()> {
@@ -310,7 +334,18 @@ fn undo_step(step: &Step, roots: &[OwnedFd]) -> io::Result<()> {
         ))
     };
     match step {
-        Step::Begin { .. } | Step::Directory { .. } | Step::Done => Ok(()),
+        Step::Begin { .. } | Step::Done | Step::Back { .. } => Ok(()),
+        Step::Directory { part, at, ino, mtime } => {
+            // It was noted before the first change, so all of them are taken back by now.
+            let Ok(place) = place(*part, at) else { return Ok(()) };
+            let seen = look(place.dir.as_fd(), b"");
+            if seen.is_ok_and(|seen| (seen.dev, seen.ino) == *ino)
+                && let Err(error) = set_times(place.dir.as_fd(), None, *mtime)
+            {
+                tracing::debug!(%error, "a directory's times stay");
+            }
+            Ok(())
+        }
         Step::Moved { part, from, to, ino } => {
             let (one, other) = (place(*part, from)?, place(*part, to)?);
             if other.leads_to(*ino) {

@@ -18,12 +18,14 @@ fn residue(world: &World) -> Vec<String> {
 }
 
 /// Whatever an undo left that was killed, the next start takes back or finishes; says whether it had finished.
-fn recovered(world: &World, before: &Digest, after: &Digest, what: &str) -> bool {
+fn recovered(world: &World, id: &str, before: &Digest, after: &Digest, what: &str) -> bool {
     let next = world.run(&[]).arg("true").run();
     next.assert_success();
-    assert_eq!(residue(world), Vec::<String>::new(), "{what}");
+    assert_eq!(residue(world), Vec::<String>::new(), "{what}: {}", next.stderr());
     let now = Digest::of(&world.workspace());
-    if next.stderr().contains("it is finished") {
+    // It was killed between its end and its exit.
+    let ended = || undo(world, &["--dry-run", id]).stderr().contains("was undone already");
+    if next.stderr().contains("it is finished") || next.stderr().is_empty() && ended() {
         before.assert_same(&now, Facets::Content, what);
         return true;
     }
@@ -45,7 +47,7 @@ as_root_and_user! {
         let before = tree(world);
         run(world, &KEEP, EVERYTHING).assert_success();
         let (id, after) = (last_run(world), Digest::of(&world.workspace()));
-        let (mut point, mut taken_back) = (1, 0);
+        let (mut point, mut taken_back) = (1_u32, 0);
         loop {
             let at = point.to_string();
             let killed = world.stockade().args(["undo", &id]).env("STOCKADE_UNDO_FAILPOINT", &at).run();
@@ -53,7 +55,7 @@ as_root_and_user! {
                 break;
             }
             assert_eq!(killed.code, 137, "{at}: {}", killed.stderr());
-            if recovered(world, &before, &after, &format!("killed at point {at}")) {
+            if recovered(world, &id, &before, &after, &format!("killed at point {at}")) {
                 break;
             }
             taken_back += 1;
@@ -61,6 +63,20 @@ as_root_and_user! {
         }
         before.assert_same(&Digest::of(&world.workspace()), Facets::Content, "at last");
         assert!(taken_back > 15, "{taken_back} kills");
+        // Each of the last points, too, where it was marked and the images go.
+        let mut last = point.saturating_sub(7);
+        loop {
+            last += 1;
+            empty(world);
+            let before = tree(world);
+            run(world, &KEEP, EVERYTHING).assert_success();
+            let (id, after) = (last_run(world), Digest::of(&world.workspace()));
+            let killed = world.stockade().args(["undo", &id]).env("STOCKADE_UNDO_FAILPOINT", last.to_string()).run();
+            if killed.code == 0 {
+                break;
+            }
+            recovered(world, &id, &before, &after, &format!("killed at point {last}"));
+        }
         // Also when what takes it back is killed.
         empty(world);
         let before = tree(world);
@@ -71,7 +87,7 @@ as_root_and_user! {
             assert_eq!(killed.code, 137, "{}", killed.stderr());
             let killed = world.stockade().args(["undo", &id]).env("STOCKADE_UNDO_FAILPOINT", second.to_string()).run();
             assert_eq!(killed.code, 137, "{}", killed.stderr());
-            assert!(!recovered(world, &before, &after, "killed twice"));
+            assert!(!recovered(world, &id, &before, &after, "killed twice"));
         }
         // An undo finds it, too.
         let killed = world.stockade().args(["undo", &id]).env("STOCKADE_UNDO_FAILPOINT", "50").run();
@@ -242,7 +258,7 @@ fn kill_at_random(world: &World, times: u32) {
         if output.code == 0 {
             before.assert_same(&Digest::of(&world.workspace()), Facets::Content, "undone");
             finished += 1;
-        } else if recovered(world, &before, &after, "killed at random") {
+        } else if recovered(world, &id, &before, &after, "killed at random") {
             finished += 1;
         } else {
             taken_back += 1;
