@@ -399,21 +399,27 @@ fn end_strays() {
 }
 
 /// Returns the processes below this one.
-pub(crate) fn descendants() -> Vec<Pid> {
-    let mut found = Vec::new();
-    let mut pending = vec![rustix::process::getpid()];
+fn descendants() -> Vec<Pid> {
+    below(children(rustix::process::getpid()))
+}
+
+/// Returns some processes, and those below them.
+pub(crate) fn below(processes: Vec<Pid>) -> Vec<Pid> {
+    let (mut found, mut pending) = (processes.clone(), processes);
     while let Some(parent) = pending.pop() {
-        let parent = parent.as_raw_nonzero();
-        // A process that ended has none.
-        let text = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
-            .unwrap_or_default();
-        let children = text.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?));
-        for child in children {
-            found.push(child);
-            pending.push(child);
-        }
+        let children = children(parent);
+        found.extend(&children);
+        pending.extend(children);
     }
     found
+}
+
+/// Returns the children of a process's first thread. A process that ended has none.
+pub(crate) fn children(parent: Pid) -> Vec<Pid> {
+    let parent = parent.as_raw_nonzero();
+    let text = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let text = text.unwrap_or_default();
+    text.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)).collect()
 }
 
 fn answer(socket: BorrowedFd<'_>, command: Pid, ask: Ask, group: &mut Group) {

@@ -13,7 +13,7 @@ use crate::answer;
 use crate::cli::{complain, show};
 use crate::compat::args::{Arguments, Asked, help};
 use crate::compat::view::View;
-use crate::compat::{self, BACKEND, Call, Refusal};
+use crate::compat::{self, BACKEND, Call, Inherited, Refusal};
 use crate::config::{Effective, Sources, own_directories, there};
 use crate::error::{Code, Failure};
 use crate::limits::{self, Limits};
@@ -178,7 +178,7 @@ fn attempt(
     arguments: Arguments,
     said: &Said,
     blocked: SignalSet,
-    inherited: Vec<i32>,
+    inherited: Inherited,
 ) -> Result<(RunResult, Option<u8>), Failure> {
     if std::env::var_os("STOCKADE_RUN").is_some() && !Path::new("/dev/fuse").exists() {
         return Err(Failure::new(Code::SandboxUnavailable, "this is inside another Stockade run")

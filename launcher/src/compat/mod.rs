@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
+use rustix::process::Pid;
 use stockade_observe::history::Bounds;
 use stockade_observe::{
     Ending, OnRecordFailure, Recorder, RunId, RunInfo, RunOutcome, SessionId, Time,
@@ -29,6 +30,7 @@ use stockade_policy::{Policy, Rules};
 
 use crate::enforcement::{Enforcement, Gap};
 use crate::error::{Code, Failure};
+use crate::init::children;
 use crate::launch::{namespace_failure, runner};
 use crate::limits::{Groups, Limit, Used};
 use crate::namespace::{Kept, Namespace, Program, Setup};
@@ -82,8 +84,17 @@ pub struct Call {
     pub blocked: SignalSet,
     /// Where signals for bubblewrap arrive.
     pub signals: SignalFd,
-    /// The numbers of the descriptors that were open when we were started.
-    pub inherited: Vec<i32>,
+    /// What we were started with.
+    pub inherited: Inherited,
+}
+
+/// What this process has from its caller.
+#[derive(Debug)]
+pub struct Inherited {
+    /// The numbers of open descriptors above 2.
+    descriptors: Vec<i32>,
+    /// Children of whatever has executed us.
+    children: Vec<Pid>,
 }
 
 impl Call {
@@ -198,7 +209,8 @@ fn attempt(
     let groups = Groups::make(&call.limits, &call.run, 2, &crate::state::directory()?)?;
     let mut namespace = Namespace::start(setup).map_err(runner("can't start a process"))?;
     groups.iter().try_for_each(|groups| groups.add(namespace.pid()))?;
-    forget(&call.inherited, status.as_ref()).map_err(runner("can't prepare the run"))?;
+    forget(&call.inherited.descriptors, status.as_ref())
+        .map_err(runner("can't prepare the run"))?;
     let devices = namespace.devices().and_then(|devices| namespace.go().map(|()| devices));
     let guardian = namespace.guardian().map_err(runner("the guardian of the mounts ended"))?;
     let info = RunInfo {
@@ -232,7 +244,9 @@ fn attempt(
     };
     let servers = served.serve(sources, devices, recorder)?;
     let child = namespace.gone().map_err(namespace_failure)?;
-    let supervisor = Supervisor::new(child, said, status, call.signals, call.timeout, recorder);
+    let others = call.inherited.children;
+    let supervisor =
+        Supervisor::new(child, said, status, call.signals, call.timeout, others, recorder);
     let mut end = supervisor.supervise();
     *used = groups.as_ref().map(Groups::used);
     drop((groups, guardian));
@@ -317,18 +331,17 @@ fn forget(inherited: &[i32], status: Option<&OwnedFd>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the numbers of the descriptors above 2 that this process has inherited; to be called before anything is opened.
+/// Returns what this process has inherited; to be called before anything is opened.
 ///
 /// # Errors
 /// `/proc` can't be read.
-pub fn inherited() -> std::io::Result<Vec<i32>> {
+pub fn inherited() -> std::io::Result<Inherited> {
     let numbers: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|number| *number > 2)
         .collect();
     // The descriptor of the directory itself is closed by now.
-    Ok(numbers
-        .into_iter()
-        .filter(|number| Path::new(&format!("/proc/self/fd/{number}")).exists())
-        .collect())
+    let open = |number: &i32| Path::new(&format!("/proc/self/fd/{number}")).exists();
+    let descriptors = numbers.into_iter().filter(open).collect();
+    Ok(Inherited { descriptors, children: children(rustix::process::getpid()) })
 }

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitOptions};
 use stockade_observe::{Ending, Recorder, RunOutcome};
 
 use crate::error::{Code, Failure};
-use crate::init::descendants;
+use crate::init::{below, children};
 use crate::sys::{self, Child, SignalFd};
 
 /// How often the recorder is looked at.
@@ -34,6 +34,8 @@ pub(super) struct Supervisor<'r> {
     caller: Option<File>,
     signals: SignalFd,
     deadline: Option<Instant>,
+    /// Children of this process that the caller gave it.
+    others: Vec<Pid>,
     recorder: &'r Recorder,
 }
 
@@ -44,6 +46,7 @@ impl<'r> Supervisor<'r> {
         caller: Option<OwnedFd>,
         signals: SignalFd,
         timeout: Option<Duration>,
+        others: Vec<Pid>,
         recorder: &'r Recorder,
     ) -> Self {
         Self {
@@ -53,6 +56,7 @@ impl<'r> Supervisor<'r> {
             caller: caller.map(File::from),
             signals,
             deadline: timeout.map(|timeout| Instant::now() + timeout),
+            others,
             recorder,
         }
     }
@@ -80,7 +84,7 @@ impl<'r> Supervisor<'r> {
             }
         }
         let status = self.child.wait().unwrap_or(0);
-        end_strays();
+        end_strays(&self.others);
         // Nobody holds the other end any more.
         while self.said.is_some() {
             self.listen();
@@ -168,16 +172,22 @@ impl<'r> Supervisor<'r> {
     }
 }
 
-/// Ends what bubblewrap has left behind; it comes to this process where there is no PID namespace.
-fn end_strays() {
+/// Ends what bubblewrap has left behind; it comes to this process where there is no PID namespace. `others` aren't ours to
+/// end: a shell's `> >(tee log)` is a child of whatever it goes on to execute.
+fn end_strays(others: &[Pid]) {
     // Whoever forks faster than this forks without end.
     for _ in 0..1000 {
-        for pid in descendants() {
+        let mut strays = children(rustix::process::getpid());
+        strays.retain(|pid| !others.contains(pid));
+        if strays.is_empty() {
+            return;
+        }
+        for pid in below(strays.clone()) {
             // It may have ended meanwhile.
             let _gone = sys::kill(pid, Signal::KILL.as_raw());
         }
-        if rustix::process::wait(WaitOptions::empty()).is_err() {
-            return;
+        for pid in strays {
+            let _ended = rustix::process::waitpid(Some(pid), WaitOptions::empty());
         }
     }
 }
