@@ -106,7 +106,8 @@ pub fn other_temporary() -> Option<PathBuf> {
 }
 
 /// Tells whether a directory can be one for temporary files: everybody's (with the sticky bit), or one of the caller's own, which
-/// for root is one that nobody else can look into. A variable doesn't make `/etc` writable, nor the home; `--writable` does.
+/// for root is one that nobody else can look into or that lies below everybody's. A variable doesn't make `/etc` writable, nor
+/// the home; `--writable` does.
 fn is_for_temporary_files(directory: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let Ok(directory) = fs::canonicalize(directory) else { return false };
@@ -115,9 +116,13 @@ fn is_for_temporary_files(directory: &Path) -> bool {
     let private = metadata.mode() & 0o077 == 0;
     let home = std::env::var_os("HOME").and_then(|home| fs::canonicalize(home).ok());
     let above_home = home.is_some_and(|home| home.starts_with(&directory));
-    let everybodys = metadata.mode() & 0o1002 == 0o1002;
-    let own = metadata.uid() == user.as_raw() && (private || !user.is_root()) && !above_home;
-    everybodys || own
+    let is_everybodys = |metadata: &fs::Metadata| metadata.mode() & 0o1002 == 0o1002;
+    let below = || {
+        let mut above = directory.ancestors().skip(1);
+        above.any(|above| fs::metadata(above).is_ok_and(|metadata| is_everybodys(&metadata)))
+    };
+    let own = metadata.uid() == user.as_raw() && (!user.is_root() || private || below());
+    is_everybodys(&metadata) || own && !above_home
 }
 
 /// Resolves a request: every path canonical, every root a directory that can be confined.

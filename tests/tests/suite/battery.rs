@@ -113,7 +113,7 @@ as_root_and_user! {
         }
         let file = world.write("file", "old\n");
         let stray = world.workspace().join("stray");
-        let script = "exec 3> file; echo part >&3; setsid sh -c 'echo $$ > stray; exec sleep 60' > /dev/null 2>&1 < /dev/null & sleep 60";
+        let script = "exec 3> file; echo part >&3; setsid sh -c 'echo $$ > stray; exec sleep 60' > /dev/null 2>&1 < /dev/null & exec sleep 60";
         let mut running = world
             .native("bwrap")
             .args(["--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--"])

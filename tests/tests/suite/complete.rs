@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use stockade_tests::{World, as_root_and_user};
@@ -100,11 +100,12 @@ fn prepare(world: &World) {
 
 const OPTIONS: [&str; 5] = ["-q", "--deny-read", "secret", "--deny-write", "*locked"];
 
-/// Reads what strace saw of relative names, as events.
-fn traced(text: &str) -> BTreeMap<Row, usize> {
+/// Reads what strace saw of relative names since a program began, as events.
+fn traced(text: &str, program: &Path) -> BTreeMap<Row, usize> {
     let mut open: BTreeMap<&str, &str> = BTreeMap::new();
     let mut rows = BTreeMap::new();
-    for line in text.lines() {
+    let begun = format!("execve(\"{}\"", program.display());
+    for line in text.lines().skip_while(|line| !line.contains(&begun)) {
         let Some((pid, call)) = line.split_once(' ') else { continue };
         let call = call.trim_start();
         let whole = if let Some((begun, _)) = call.split_once(" <unfinished ...>") {
@@ -186,7 +187,7 @@ as_root_and_user! {
             let output = world.native("strace").args(["-f", "-e", "trace=%file", "-o"]).arg(&trace)
                 .arg(world.binary()).arg("run").args(OPTIONS).arg("--").arg(&program).args([kind, kind]).run();
             output.assert_success();
-            let seen = traced(&fs::read_to_string(&trace).unwrap());
+            let seen = traced(&fs::read_to_string(&trace).unwrap(), &program);
             assert_eq!(seen.values().sum::<usize>(), 100, "{seen:#?}");
             assert_same(&logged(world), &seen, kind);
         }
