@@ -20,7 +20,7 @@ use crate::error::FsResult;
 use crate::fs::Fs;
 use crate::handle::Handle;
 use crate::host::Stat;
-use crate::ops::{Change, thread};
+use crate::ops::{Change, Listing, thread};
 
 mod convert;
 mod reply;
@@ -300,9 +300,17 @@ impl Filesystem for Adapter {
         reply::empty(reply, self.ask(|fs| fs.fsync(handle.0, data_only)));
     }
 
-    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.ask(|fs| fs.opendir(caller(request), ino.0)) {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+    fn opendir(&self, request: &Request, ino: INodeNo, raw: OpenFlags, reply: ReplyOpen) {
+        match self.ask(|fs| fs.opendir(caller(request), ino.0, flags(raw.0))) {
+            Ok((handle, listing)) => {
+                let fill = FopenFlags::FOPEN_CACHE_DIR;
+                let flags = match listing {
+                    Listing::Ask => FopenFlags::empty(),
+                    Listing::Fill => fill,
+                    Listing::Keep => fill | FopenFlags::FOPEN_KEEP_CACHE,
+                };
+                reply.opened(FileHandle(handle), flags);
+            }
             Err(errno) => reply.error(errno),
         }
     }

@@ -82,7 +82,7 @@ pub struct Node {
     pub parted: AtomicBool,
     /// Held while the file is judged and moved, and while it's opened for writing.
     pub gate: Mutex<()>,
-    /// The version whose pages the kernel may still cache.
+    /// The version whose pages the kernel may still cache; of a directory, whose listing.
     pub cached: Mutex<Option<Version>>,
     /// When a staged file was last created or removed in a directory, in nanoseconds, or [`UNSTAMPED`]: the host's directory
     /// changes only when one is published.

@@ -1,13 +1,18 @@
 //! Listing directories.
 //!
 //! Offsets are the host's own cookies, so `seekdir` and concurrent removal behave as they do there.
+//!
+//! The kernel keeps the listing of a watched directory, and answers from it as long as each open finds the directory as it
+//! was. Such a listing is seen by its open alone. So only what is opened as `opendir(3)` does it, to be listed, gets one
+//! from the kernel.
 
 use std::ffi::{CString, OsStr};
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
@@ -24,22 +29,42 @@ use crate::node::Node;
 /// negative position.
 const EXTRA: u64 = 1 << 63;
 
+/// How old a directory's change must be for its time to tell it from the next one: the host's clock moves in ticks.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What the kernel may do with the listing of a directory that was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listing {
+    /// Ask for it.
+    Ask,
+    /// Ask for it, and keep the answer.
+    Fill,
+    /// Use what it has kept.
+    Keep,
+}
+
 /// How much is read from the host at once.
 const CHUNK: usize = 32 * 1024;
 
 impl Fs {
-    pub fn opendir(&self, caller: Caller, id: u64) -> FsResult<u64> {
+    pub fn opendir(&self, caller: Caller, id: u64, flags: OFlags) -> FsResult<(u64, Listing)> {
         let node = self.node(id)?;
         let pin = self.inside(&node);
         let path = self.path(&node);
         let who = self.who(caller);
         let opened = self.may_read(&node).and_then(|()| {
             let pin = pin?;
-            self.watches.ensure(&node, &pin);
-            self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)
+            let watched = self.watches.ensure(&node, &pin);
+            let fd = self.self_fd.open_pin(pin.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+            let listing = if watched && flags.contains(OFlags::NONBLOCK) {
+                kept_listing(&node, &fd)?
+            } else {
+                Listing::Ask
+            };
+            Ok((fd, listing))
         });
-        let fd = match opened {
-            Ok(fd) => fd,
+        let (fd, listing) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
                 let event = Self::event(who, Op::Readdir, path, Some(node.key()));
                 return self.audited(event, Err(error));
@@ -57,9 +82,9 @@ impl Fs {
             who,
             path,
             stream: Mutex::new(stream),
-            listed: AtomicBool::new(false),
+            listed: AtomicBool::new(listing == Listing::Keep),
         };
-        Ok(self.handles.insert(Handle::Dir(Arc::new(handle))))
+        Ok((self.handles.insert(Handle::Dir(Arc::new(handle))), listing))
     }
 
     /// Lists from `offset` on until `add` answers that there is no more room.
@@ -190,6 +215,20 @@ impl Fs {
         let fd = dir.stream.lock().fd.clone();
         super::io::sync(fd.as_fd(), data_only)
     }
+}
+
+/// Decides whether the kernel still has the listing of a directory, which is open as `fd`.
+fn kept_listing(node: &Node, fd: &OwnedFd) -> FsResult<Listing> {
+    let stat = host::stat_fd(fd.as_fd())?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let now = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
+    let tick = i64::try_from(TICK.as_nanos()).unwrap_or(i64::MAX);
+    let settled = stat.ctime.nanos().saturating_add(tick) < now;
+    let version = settled.then(|| stat.version());
+    let mut cached = node.cached.lock();
+    let kept = version.is_some() && *cached == version;
+    *cached = version;
+    Ok(if kept { Listing::Keep } else { Listing::Fill })
 }
 
 pub fn is_dot(name: &OsStr) -> bool {

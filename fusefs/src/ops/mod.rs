@@ -21,6 +21,7 @@ pub mod thread;
 mod xattr;
 
 pub use attr::{Change, When};
+pub use dir::Listing;
 pub use fresh::{DeniedInodes, not_staged, staged_by};
 pub use guard::Findings;
 pub use stage::{Overlay, Staged};

@@ -706,6 +706,7 @@ impl Fs {
     /// the host took back.
     fn unborn(&self, dir: &Node) {
         dir.stamped.store(UNSTAMPED, Ordering::Release);
+        *dir.cached.lock() = None;
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },

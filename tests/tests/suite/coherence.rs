@@ -12,6 +12,9 @@ use stockade_tests::{World, as_root_and_user};
 /// Looks at one thing again and again.
 const WATCH: &str = include_str!("../../programs/watch.py");
 
+/// Changes a directory in each way, and lists it before and after; prints how often.
+const LISTINGS: &str = include_str!("../../programs/listings.py");
+
 /// A change takes no longer than this to be seen.
 const BOUND_MS: f64 = 2000.0;
 
@@ -146,6 +149,26 @@ as_root_and_user! {
         for (name, delay) in table {
             assert!(delay < BOUND_MS, "{name}: {delay} ms");
         }
+    }
+
+    /// F10, O1: a listing that the kernel has kept is never an old one, and each use of it is in the log.
+    fn kept_listings_are_fresh_and_logged(world) {
+        world.write("d/f", "one");
+        world.own_tree(&world.workspace());
+        let program = world.directory().join("listings.py");
+        fs::write(&program, LISTINGS).unwrap();
+        let output = world.run(&["-q"]).args(["/usr/bin/python3", "-I", "-S", "-B"]).arg(&program).arg(world.workspace().join("d")).run();
+        let said = output.assert_success().stdout();
+        let listings: u64 = said.trim().parse().unwrap_or_else(|_| panic!("{said}"));
+        let directory = world.workspace().join("d");
+        let log = world.stockade().args(["log", "--json"]).run().stdout();
+        let counted: u64 = log
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .filter(|event| event["op"] == "readdir" && event["path"] == directory.to_str().unwrap())
+            .map(|event| event["count"].as_u64().unwrap_or(1))
+            .sum();
+        assert_eq!(counted, listings, "{log}");
     }
 
     /// F10: what a run writes, the host sees at once, and own changes mixed with the host's never confuse either.
