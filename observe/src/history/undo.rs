@@ -82,12 +82,16 @@ impl<'h> Plan<'h> {
         for (number, work) in self.works.iter().enumerate() {
             match put(work, number, &parts[number], &mut wal) {
                 Ok(tidy) => tidying.push(tidy),
-                Err(error) => return Err(taken_back(wal, error)),
+                Err(error) => return Err(taken_back(wal, &self.run, error)),
             }
         }
         let roots: Vec<_> = self.works.iter().map(|work| work.tree.root.as_fd()).collect();
         if let Err(error) = wal.done(&roots) {
-            return Err(taken_back(wal, Error::io("write the journal in", &self.run)(error)));
+            return Err(taken_back(
+                wal,
+                &self.run,
+                Error::io("write the journal in", &self.run)(error),
+            ));
         }
         for ((work, part), tidy) in self.works.iter().zip(&parts).zip(tidying) {
             tidy.carry_out(work, part)?;
@@ -98,8 +102,8 @@ impl<'h> Plan<'h> {
 }
 
 /// Takes back what was done, and says which error led to that.
-fn taken_back(wal: Wal, error: Error) -> Error {
-    match wal.take_back() {
+fn taken_back(wal: Wal, run: &Path, error: Error) -> Error {
+    match wal.take_back(run) {
         Ok(()) => error,
         Err(source) => Error::Half { error: Box::new(error), source },
     }

@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
@@ -107,6 +107,9 @@ impl Wal {
         images: Vec<Bytes>,
     ) -> Result<Self> {
         let path = run.join(UNDOING);
+        if let Some(pointer) = pointer(run) {
+            point(&pointer).map_err(Error::io("write", &pointer))?;
+        }
         let mut options = OpenOptions::new();
         options.append(true).read(true).create_new(true).mode(0o600);
         let file = options.open(&path).map_err(|error| {
@@ -120,10 +123,12 @@ impl Wal {
         let begun = (|| {
             rustix::fs::flock(&wal.file, FlockOperation::NonBlockingLockExclusive)?;
             wal.write(Step::Begin { parts, some, images })?;
+            // A start may have found no journal yet, and taken it away.
+            pointer(run).map_or(Ok(()), |pointer| point(&pointer))?;
             File::open(run)?.sync_all()
         })();
         if let Err(error) = begun {
-            let _stays = fs::remove_file(&wal.path);
+            let _stays = remove(run);
             return Err(Error::io("write", &wal.path)(error));
         }
         Ok(wal)
@@ -153,9 +158,9 @@ impl Wal {
     }
 
     /// Takes everything back.
-    pub fn take_back(self) -> std::result::Result<(), io::Error> {
+    pub fn take_back(self, run: &Path) -> std::result::Result<(), io::Error> {
         take_back(&self.steps, self.file)?;
-        fs::remove_file(&self.path)
+        remove(run)
     }
 
     /// Ends it, when everything is put back.
@@ -164,7 +169,7 @@ impl Wal {
         reached();
         discard(&self.steps);
         reached();
-        fs::remove_file(&self.path)
+        remove(run)
     }
 }
 
@@ -208,19 +213,63 @@ pub fn recover(run: &Path) -> Result<Recovered> {
         take_back(&steps, file).map_err(failed)?;
         Recovered::TakenBack
     };
-    fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+    remove(run).map_err(Error::io("remove", &path))?;
     Ok(recovered)
 }
 
 /// Recovers each run below `state` whose undo was killed, and says of which.
 pub fn recover_all(state: &Path) -> Vec<(PathBuf, Result<Recovered>)> {
-    let Ok(sessions) = crate::session_dirs(state) else { return Vec::new() };
-    let histories = sessions.into_iter().map(|session| session.dir.join("history"));
-    let runs = histories.filter_map(|histories| fs::read_dir(histories).ok()).flatten().flatten();
-    let left = runs.map(|run| run.path()).filter(|run| run.join(UNDOING).exists());
-    left.map(|run| (run.clone(), recover(&run)))
-        .filter(|(_, result)| !matches!(result, Err(Error::Busy)))
-        .collect()
+    // There may be thousands of sessions, and each start asks.
+    let Ok(pointers) = fs::read_dir(state.join(POINTERS)) else { return Vec::new() };
+    let mut recovered = Vec::new();
+    for pointer in pointers.flatten() {
+        let name = pointer.file_name();
+        let Some((session, run)) = name.to_str().and_then(|name| name.split_once('.')) else {
+            continue;
+        };
+        let run = state.join("sessions").join(session).join("history").join(run);
+        match recover(&run) {
+            Err(Error::Busy) => {}
+            Ok(Recovered::Nothing) => {
+                // Its undo ended or was killed before it had begun; or it is just about to begin, and points to it again.
+                let _gone = fs::remove_file(pointer.path());
+            }
+            result => recovered.push((run, result)),
+        }
+    }
+    recovered
+}
+
+/// The directory, in the state directory, of a file for each run that is being undone.
+const POINTERS: &str = "undoing";
+
+/// Returns the file that says of a run that it is being undone.
+fn pointer(run: &Path) -> Option<PathBuf> {
+    let history = run.parent().filter(|path| path.ends_with("history"))?;
+    let session = history.parent()?;
+    let sessions = session.parent().filter(|path| path.ends_with("sessions"))?;
+    let name = format!("{}.{}", session.file_name()?.to_str()?, run.file_name()?.to_str()?);
+    Some(sessions.parent()?.join(POINTERS).join(name))
+}
+
+fn point(pointer: &Path) -> io::Result<()> {
+    if let Some(directory) = pointer.parent() {
+        let made = fs::DirBuilder::new().mode(0o700).create(directory);
+        made.or_else(|error| {
+            if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+        })?;
+    }
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(pointer).map(drop)
+}
+
+/// Removes the journal of a run.
+fn remove(run: &Path) -> io::Result<()> {
+    fs::remove_file(run.join(UNDOING))?;
+    if let Some(pointer) = pointer(run) {
+        // Without it, the next start has to look.
+        let _stays = fs::remove_file(pointer);
+    }
+    Ok(())
 }
 
 /// Says that the run was undone, or what of it.
