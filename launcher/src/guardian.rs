@@ -3,7 +3,8 @@
 //! A server of ours that is killed while the kernel waits for it in one of its own notifications doesn't end: its thread waits
 //! for a page that a reader has locked, and the reader for an answer that nobody gives any more. Neither SIGKILL nor the
 //! end of the namespaces helps, only an end of the connection from outside. So a child of the launcher waits in the
-//! namespaces of the run, and forces the mounts off when the launcher's first thread is dead.
+//! namespaces of the run, and forces the mounts off when the launcher's first thread is dead. What then doesn't end by
+//! itself, because somebody inside stopped it, say, it kills.
 //!
 //! Invariants:
 //! - I1: it holds no descriptor of a FUSE device, which would keep a dead connection alive: it is forked before there is one, and
@@ -15,6 +16,7 @@ use std::ffi::CString;
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
@@ -23,6 +25,9 @@ use rustix::process::{Pid, Signal};
 use rustix::thread::ThreadNameSpaceType;
 
 use crate::sys::{self, Child, SignalFd, SignalSet};
+
+/// How long the run's first process has to end by itself once the launcher is dead.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// The process, alive as long as this is.
 #[derive(Debug)]
@@ -123,6 +128,17 @@ fn guard(
         let flags = UnmountFlags::FORCE | UnmountFlags::NOFOLLOW | detach;
         // What was unmounted by somebody else is no matter.
         let _gone = rustix::mount::unmount(&**mount, flags);
+    }
+    if abort.is_none() {
+        let moment = rustix::event::Timespec::try_from(MOMENT).ok();
+        let run = rustix::stdio::stdout();
+        let ended = rustix::event::poll(
+            &mut [PollFd::from_borrowed_fd(run, PollFlags::IN)],
+            moment.as_ref(),
+        );
+        if ended != Ok(1) {
+            let _gone = rustix::process::pidfd_send_signal(run, Signal::KILL);
+        }
     }
     Ok(())
 }

@@ -84,6 +84,10 @@ fn start(socket: &OwnedFd) -> Result<(Pid, SignalFd), Failed> {
     if spec.keep.len() != kept.len() {
         return Err((HelperStep::ReadSpec, Errno::PROTO));
     }
+    if spec.dies {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(at(HelperStep::Hide))?;
+    }
     if let Some(path) = &spec.check {
         forbidden_write_fails(path, spec.proof).map_err(at(HelperStep::Confined))?;
     }

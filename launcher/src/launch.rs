@@ -270,6 +270,7 @@ fn prepare(plan: &Plan, run: &str) -> Result<Prepared, Failure> {
         keep: vec![theirs, helper],
         stderr: Some(errors_writer.into()),
         signals: None,
+        lingers: plan.kind == Kind::Bubblewrap,
     };
     let user = plan
         .user_namespace
@@ -412,6 +413,7 @@ fn send(plan: &Plan, context: &Context, control: BorrowedFd<'_>) -> Result<(), F
             check: plan.check.as_ref().map(|path| spec::c_string(path.as_os_str())).transpose()?,
             scoped: plan.scoped,
             landlocked: matches!(plan.kind, Kind::Namespaces | Kind::Runner),
+            dies: plan.kind == Kind::Bubblewrap,
             guarded: plan.guarded,
             leads: context.terminal.is_some(),
             inside: c_strings(&plan.inside)?,

@@ -210,6 +210,9 @@ pub struct Program {
     pub stderr: Option<OwnedFd>,
     /// The signals that it starts with as blocked and as ignored, where they aren't to stay as they are here.
     pub signals: Option<(SignalSet, SignalSet)>,
+    /// It isn't to die with the launcher at once: what it starts sees that the launcher is gone, and the guardian ends it a
+    /// moment later. bubblewrap that dies too early leaves a child that waits for it for good.
+    pub lingers: bool,
 }
 
 /// Something in a region that stays the host's: a socket that the caller names.
@@ -460,6 +463,10 @@ fn in_child(
     }
     for fd in &program.keep {
         sys::keep_over_exec(fd.as_fd()).map_err(at(Step::Exec))?;
+    }
+    // Without a region there is no guardian.
+    if program.lingers && !setup.regions.is_empty() {
+        rustix::process::set_parent_process_death_signal(None).map_err(at(Step::DieWithParent))?;
     }
     if let Some(stderr) = &program.stderr {
         rustix::stdio::dup2_stderr(stderr).map_err(at(Step::Exec))?;

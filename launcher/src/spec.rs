@@ -44,6 +44,8 @@ pub struct Spec {
     pub scoped: bool,
     /// Whether Landlock already restricts what may be written here.
     pub landlocked: bool,
+    /// The helper dies with the process that started it, which ends for nothing else.
+    pub dies: bool,
     /// Whether the helper makes the command's connections.
     pub guarded: bool,
     /// Whether the command leads a session of its own, on the terminal that its standard input is.
@@ -75,6 +77,7 @@ impl Spec {
         bytes.extend(self.file_size.unwrap_or(u64::MAX).to_ne_bytes());
         bytes.extend(u64::from(self.scoped).to_ne_bytes());
         bytes.extend(u64::from(self.landlocked).to_ne_bytes());
+        bytes.extend(u64::from(self.dies).to_ne_bytes());
         bytes.extend(u64::from(self.guarded).to_ne_bytes());
         bytes.extend(u64::from(self.confined).to_ne_bytes());
         bytes.extend(u64::from(self.leads).to_ne_bytes());
@@ -127,6 +130,7 @@ impl Spec {
             file_size: Some(reader.number()?).filter(|&limit| limit != u64::MAX),
             scoped: reader.number()? != 0,
             landlocked: reader.number()? != 0,
+            dies: reader.number()? != 0,
             guarded: reader.number()? != 0,
             confined: reader.number()? != 0,
             leads: reader.number()? != 0,
@@ -478,6 +482,7 @@ mod tests {
             check: Some(c(b"/x")),
             scoped: true,
             landlocked: true,
+            dies: true,
             guarded: true,
             leads: true,
             confined: true,

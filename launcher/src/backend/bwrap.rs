@@ -163,7 +163,8 @@ fn out_of_reach(policy: &Policy, program: &Path) -> Result<PathBuf, String> {
 #[must_use]
 pub fn options(policy: &Policy, regions: &[PathBuf], machine: &Machine) -> Vec<OsString> {
     let mut list = Options(Vec::new());
-    list.flags(&["--die-with-parent", "--unshare-pid", "--as-pid-1"]);
+    // Without `--die-with-parent`: see `Program::lingers`.
+    list.flags(&["--unshare-pid", "--as-pid-1"]);
     if policy.mode == Mode::DangerFullAccess {
         list.paths("--dev-bind", "/", "/").path("--proc", "/proc");
     } else {

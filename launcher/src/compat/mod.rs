@@ -190,6 +190,7 @@ fn attempt(
         keep: vec![words, says.into()],
         stderr: None,
         signals: Some((call.blocked, sys::inherited_ignored())),
+        lingers: false,
     };
     let user = user_namespace
         .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
