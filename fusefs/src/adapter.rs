@@ -250,12 +250,15 @@ impl Filesystem for Adapter {
         handle: FileHandle,
         offset: u64,
         data: &[u8],
-        _write_flags: WriteFlags,
+        how: WriteFlags,
         raw: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.ask(|fs| fs.write(caller(request), handle.0, offset, data, flags(raw.0))) {
+        let stored = how.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let write =
+            |fs: &Fs| fs.write(caller(request), handle.0, offset, data, flags(raw.0), stored);
+        match self.ask(write) {
             Ok(length) => reply.written(u32::try_from(length).unwrap_or_default()),
             Err(errno) => reply.error(errno),
         }

@@ -481,6 +481,18 @@ def maps():
         map.close()
         os.close(fd)
         tell("closed", get, name)
+    # A store isn't a write(2): it leaves set-id bits.
+    put("privileged", b"x" * 8192)
+    fd = os.open("privileged", os.O_RDWR)
+    memory = mmap.mmap(fd, 8192, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    os.fchmod(fd, 0o6711)
+    memory[0:4] = b"abcd"
+    memory.flush()
+    say("stored, set-id", oct(os.stat("privileged").st_mode), get("privileged")[:4])
+    memory[4096:4100] = b"efgh"
+    memory.close()
+    os.close(fd)
+    say("closed, set-id", oct(os.stat("privileged").st_mode))
 
 
 @section

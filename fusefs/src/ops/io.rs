@@ -3,12 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 use stockade_observe::Op;
 
 use crate::error::FsResult;
 use crate::fs::{Caller, Fs};
+use crate::host::{self, SET_ID};
 
 impl Fs {
     /// Reads up to `size` bytes at `offset`, as many as there are.
@@ -46,9 +47,13 @@ impl Fs {
         offset: u64,
         data: &[u8],
         flags: OFlags,
+        stored: bool,
     ) -> FsResult<usize> {
         let file = self.handles.file(handle)?;
         let fd = self.file_fd(&file)?;
+        // A store to a map leaves the bits that a write(2) takes away.
+        let set_id = || host::stat_fd(fd.as_fd()).ok().filter(|stat| stat.mode & SET_ID != 0);
+        let kept = if stored { set_id() } else { None };
         let append = flags.contains(OFlags::APPEND);
         // What is judged is what stands there until it's written: pages of a mapping come beside other writes.
         let _gate = file.judged.then(|| file.node.gate.lock());
@@ -87,6 +92,12 @@ impl Fs {
                     break;
                 }
             }
+        }
+        if let Some(kept) = kept
+            && host::stat_fd(fd.as_fd()).is_ok_and(|stat| stat.mode != kept.mode)
+            && let Err(error) = rustix::fs::fchmod(&fd, Mode::from_bits_truncate(kept.mode))
+        {
+            tracing::debug!(%error, "a store to a map takes set-id bits away");
         }
         let length = u64::try_from(done).unwrap_or(u64::MAX);
         if done == data.len() {
