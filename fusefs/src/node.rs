@@ -177,7 +177,8 @@ impl Node {
         let mut moved = self.moved.lock();
         let last = self.told.load(Ordering::Acquire);
         let told = told || last == from.nanos();
-        if last == from.nanos() {
+        // What changed a staged inode since the kernel was told of it came through the kernel, which believes nothing then.
+        if last <= from.nanos() {
             self.told.store(to.nanos(), Ordering::Release);
         }
         *moved = Some(Moved { from, to, told });

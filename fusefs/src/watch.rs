@@ -300,7 +300,10 @@ pub fn run(fs: &Fs, notifier: &Notifier) {
             again.clear();
             continue;
         }
-        for place in places {
+        // Whatever happened to names in it happened to the directory; once is enough.
+        let directories: HashSet<Place> = places.iter().map(|(watch, _)| (*watch, None)).collect();
+        places.retain(|(_, name)| name.is_some());
+        for place in places.into_iter().chain(directories) {
             if compare(fs, notifier, &place, false) != Next::Nothing {
                 again.push((Instant::now() + AGAIN, place));
             }
@@ -409,9 +412,6 @@ fn compare(fs: &Fs, notifier: &Notifier, (watch, name): &Place, surely: bool) ->
             true
         }
     };
-    if told && let Ok(stat) = host::stat_fd(pin.as_fd()) {
-        refresh(notifier, &dir, &stat, surely);
-    }
     if told { Next::Again } else { Next::Nothing }
 }
 
