@@ -47,14 +47,18 @@ impl Fs {
         // A `.git` file may be written again, as git does, if each write passes.
         let judged = writes && self.may_rewrite_judged(&node, &path);
         let result = (|| {
-            let (_, before) = inside?;
-            // The name leads elsewhere by the host's doing, and the kernel hasn't heard of it yet: it looks again.
+            let (_, mut before) = inside?;
             if before.nlink == 0
                 && (writes || node.opens.load(Ordering::Acquire) == 0)
                 && node.is_named()
                 && node.staged.lock().is_none()
             {
-                return Err(FsError::Stale);
+                // The node may have been given another inode meanwhile: a publication that was waited for.
+                before = self.inside_stat(&node)?.1;
+                if before.nlink == 0 {
+                    // The name leads elsewhere by the host's doing, and the kernel hasn't heard of it yet: it looks again.
+                    return Err(FsError::Stale);
+                }
             }
             if !flags.contains(OFlags::WRONLY) {
                 self.may_read(&node)?;
