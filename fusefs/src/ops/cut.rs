@@ -1,5 +1,8 @@
 //! Rewrites that begin by cutting the file to nothing, by `ftruncate(2)` or `truncate(2)` (contract F5).
 //!
+//! Only what a program cuts that has written nothing to the file since it opened it, and that nobody else has open for
+//! writing: others work in place.
+//!
 //! Whoever has the file open has its inode, passed through by the kernel or mapped even, and goes on writing to that. So
 //! here it isn't the writer who gets another inode, it's the host: its name leads to a copy of the old content for the
 //! time being, and the inode waits under a hidden name, until the publication exchanges the two again. Inside nothing of
@@ -9,6 +12,8 @@
 //! until then.
 
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -31,6 +36,13 @@ const LARGEST: u64 = 64 << 20;
 /// How long the host doesn't see what was cut by its path.
 const MOMENT: Duration = Duration::from_millis(100);
 
+/// Tells whether a file is SQLite's, beside a database (<https://sqlite.org/tempfiles.html>): a hot one is cut by whoever has
+/// opened it just then.
+fn is_journal(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    [&b"-journal"[..], b"-wal", b"-shm"].iter().any(|end| name.ends_with(end))
+}
+
 impl Fs {
     /// Cuts a file to nothing as the beginning of a rewrite, by `file` or by its path. `false` if it must be done in place.
     ///
@@ -44,7 +56,10 @@ impl Fs {
         who: &Arc<Process>,
     ) -> FsResult<bool> {
         let may = file.map_or_else(|| self.watches.can_wait(), |file| !file.judged);
-        if !may || !self.stages(&self.path(node)) {
+        let path = self.path(node);
+        // Who else writes to it relies on it as it is.
+        let alone = node.writers.load(Ordering::Acquire) <= usize::from(file.is_some());
+        if !may || !alone || is_journal(&path) || !self.stages(&path) {
             return Ok(false);
         }
         // The content of what was closed just now may still be on its way.
@@ -54,9 +69,27 @@ impl Fs {
             tracing::warn!(?error, "staged content wasn't published");
             return Err(FsError::Stale);
         }
-        let mut slot = node.staged.lock();
+        let slot = node.staged.lock();
+        if slot.as_ref().is_some_and(Staged::is_cut) {
+            // What was written since it was cut is whole to its program, which is done with it.
+            drop(slot);
+            if let Err(error) = self.publish(node) {
+                tracing::debug!(?error, "what was cut before stays staged");
+            }
+            return Ok(false);
+        }
+        let mut slot = slot;
         let pin = self.table.pin(node)?;
         let stat = host::stat_fd(pin.as_fd())?;
+        // A program that has written to it since it opened it works in place, as databases do with their journals: cutting
+        // one is what commits a transaction, and must not be taken back with the program's death.
+        if let Some(file) = file
+            && !file
+                .opened
+                .is_some_and(|was| was.size == stat.size && was.mtime == stat.mtime.nanos())
+        {
+            return Ok(false);
+        }
         // Whether a set-id bit stays depends on who writes, and the copy has the mode.
         let suits = stat.is_regular() && stat.nlink == 1 && stat.mode & SET_ID == 0;
         if slot.is_some() || !suits || stat.size > LARGEST {

@@ -56,7 +56,7 @@ pub struct Staged {
 
 impl Staged {
     /// Tells whether a rewrite began by cutting the file.
-    fn is_cut(&self) -> bool {
+    pub(super) fn is_cut(&self) -> bool {
         self.hidden.is_some()
     }
 }

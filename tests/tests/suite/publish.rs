@@ -148,6 +148,45 @@ as_root_and_user! {
         }
     }
 
+    /// F1, F5: a database that cuts its journal has committed, and loses nothing when its program is killed, whoever wrote to the
+    /// journal before; so for each file that is cut by who has written to it, and whose cuts come one after the other.
+    fn what_was_committed_by_cutting_a_journal_stays(world) {
+        let database = "import os, sqlite3, sys\n\
+            c = sqlite3.connect('db', isolation_level=None)\n\
+            if sys.argv[2] == 'exclusive': c.execute('pragma locking_mode=EXCLUSIVE')\n\
+            c.execute('pragma journal_mode=TRUNCATE'); c.execute('pragma synchronous=' + sys.argv[1])\n\
+            c.execute('create table if not exists t(i integer, b blob)')\n\
+            for i in range(12):\n\
+            \x20c.execute('begin')\n\
+            \x20for k in range(20): c.execute('insert into t values(?, randomblob(900))', (i,))\n\
+            \x20c.execute('update t set b = randomblob(900) where i = ?', (i // 2,))\n\
+            \x20c.execute('commit')\n\
+            os.kill(os.getpid(), 9)";
+        let look = "import sqlite3; c = sqlite3.connect('db'); print(*c.execute('select count(*) from t').fetchone(), *c.execute('pragma integrity_check').fetchone())";
+        for synchronous in ["OFF", "NORMAL", "FULL"] {
+            for lock in ["exclusive", "normal"] {
+                for run in 1..=3 {
+                    world.run(&["-q"]).args(["python3", "-c", database, synchronous, lock]).run().assert_code(137);
+                    let seen = world.native("python3").args(["-c", look]).run().stdout();
+                    assert_eq!(seen, format!("{} ok\n", run * 240), "{synchronous} {lock}");
+                }
+                for name in ["db", "db-journal"] {
+                    drop(fs::remove_file(world.workspace().join(name)));
+                }
+            }
+        }
+        let file = world.write("f", OLD);
+        for (script, left) in [
+            ("os.pwrite(d, b'J' * 50, 0); os.ftruncate(d, 0)", ""),
+            ("os.ftruncate(d, 0); os.write(d, b'first'); os.ftruncate(d, 0); os.pwrite(d, b'second', 0)", "second"),
+        ] {
+            fs::write(&file, OLD).unwrap();
+            let script = format!("import os; d = os.open('f', os.O_RDWR); {script}; os.kill(os.getpid(), 9)");
+            world.run(&["-q"]).args(["python3", "-c", &script]).run().assert_code(137);
+            assert_eq!(fs::read_to_string(&file).unwrap(), left, "{script}");
+        }
+    }
+
     /// F5: what is cut and not written is soon empty on the host, too; what can't be staged is cut in place, and the event
     /// says which.
     fn what_is_only_cut_is_cut(world) {
