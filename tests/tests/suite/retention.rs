@@ -69,6 +69,10 @@ as_root_and_user! {
         live.wait_until("it runs", || world.workspace().join("here").exists());
         let is_live = |session: &String| ![&old, &new, &named].contains(&session);
         let running = sessions(world).into_iter().find(is_live).unwrap();
+        // What is stored later would make it younger again.
+        live.wait_until("it is stored", || {
+            world.stockade().args(["log", "--json", &running]).run().stdout().contains("/here")
+        });
         for session in [&old, &named, &running] {
             aged(world, session, 10);
         }

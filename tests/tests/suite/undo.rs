@@ -213,7 +213,7 @@ as_root_and_user! {
         let (source, target) = (world.workspace(), mountpoint.to_str().unwrap().to_owned());
         let running = world.stockade().args(["mount", "-q", "--keep-history"]).arg(&source).arg(&mountpoint).spawn();
         let there = || Path::new(&target).join("edit").exists();
-        for _ in 0..600 {
+        for _ in 0..3000 {
             if there() {
                 break;
             }
