@@ -80,6 +80,8 @@ pub struct DirHandle {
     pub path: PathBuf,
     pub stream: Mutex<DirStream>,
     pub listed: AtomicBool,
+    /// The directory as it was opened, if the kernel keeps what it is told of it.
+    pub kept: Option<Version>,
 }
 
 /// The host's listing, with what was read ahead of the kernel.

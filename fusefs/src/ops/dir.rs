@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
-use stockade_observe::Op;
+use stockade_observe::{Op, Version};
 
 use crate::error::FsResult;
 use crate::fs::{Caller, Entry, Fs};
@@ -59,11 +59,11 @@ impl Fs {
             let listing = if watched && flags.contains(OFlags::NONBLOCK) {
                 kept_listing(&node, &fd)?
             } else {
-                Listing::Ask
+                (Listing::Ask, None)
             };
             Ok((fd, listing))
         });
-        let (fd, listing) = match opened {
+        let (fd, (listing, kept)) = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 let event = Self::event(who, Op::Readdir, path, Some(node.key()));
@@ -83,6 +83,7 @@ impl Fs {
             path,
             stream: Mutex::new(stream),
             listed: AtomicBool::new(listing == Listing::Keep),
+            kept,
         };
         Ok((self.handles.insert(Handle::Dir(Arc::new(handle))), listing))
     }
@@ -104,6 +105,7 @@ impl Fs {
             }
             stream.advance();
         }
+        dir.is_whole(&stream);
         Ok(())
     }
 
@@ -139,6 +141,7 @@ impl Fs {
             }
             stream.advance();
         }
+        dir.is_whole(&stream);
         Ok(())
     }
 
@@ -217,8 +220,9 @@ impl Fs {
     }
 }
 
-/// Decides whether the kernel still has the listing of a directory, which is open as `fd`.
-fn kept_listing(node: &Node, fd: &OwnedFd) -> FsResult<Listing> {
+/// Decides whether the kernel still has the listing of a directory, which is open as `fd`; else returns the version that
+/// the next one will be of.
+fn kept_listing(node: &Node, fd: &OwnedFd) -> FsResult<(Listing, Option<Version>)> {
     let stat = host::stat_fd(fd.as_fd())?;
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let now = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
@@ -226,9 +230,21 @@ fn kept_listing(node: &Node, fd: &OwnedFd) -> FsResult<Listing> {
     let settled = stat.ctime.nanos().saturating_add(tick) < now;
     let version = settled.then(|| stat.version());
     let mut cached = node.cached.lock();
-    let kept = version.is_some() && *cached == version;
-    *cached = version;
-    Ok(if kept { Listing::Keep } else { Listing::Fill })
+    if version.is_some() && *cached == version {
+        return Ok((Listing::Keep, None));
+    }
+    *cached = None;
+    Ok((Listing::Fill, version))
+}
+
+impl DirHandle {
+    /// Says that the kernel has the whole listing now. One with staged names isn't used again: their offsets are good for the
+    /// handle alone.
+    fn is_whole(&self, stream: &DirStream) {
+        if stream.end && stream.extra.is_empty() && self.kept.is_some() {
+            *self.node.cached.lock() = self.kept;
+        }
+    }
 }
 
 pub fn is_dot(name: &OsStr) -> bool {
