@@ -61,7 +61,7 @@ def fio(world, report, full):
         for name, job in JOBS.items():
             where = fresh(directory, "fio")
             options = {"name": "job", "size": size, "verify": "crc32c", "verify_fatal": "1", "do_verify": "1",
-                       "randrepeat": "1", "group_reporting": "1"}
+                       "verify_state_save": "0", "randrepeat": "1", "group_reporting": "1"}
             options |= dict(item.split("=", 1) for item in job.split())
             arguments = ["fio", f"--directory={where}", *(f"--{key}={value}" for key, value in options.items())]
             passed, output = command(arguments, 900)
